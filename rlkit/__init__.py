@@ -1,3 +1,136 @@
-"""rlkit: reinforcement-learning post-training of language models, from a notebook."""
+"""rlkit: reinforcement-learning post-training of language models, from a notebook.
+
+Importing this package loads none of torch, transformers, ray or vllm: a name is looked up where it is defined on its
+first use. The static imports below exist for type-checkers and editors only.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rlkit.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DataflowError,
+    GenerationError,
+    ModelError,
+    PlacementError,
+    RequestRefused,
+    RewardError,
+    RlkitError,
+    RunError,
+)
+
+if TYPE_CHECKING:
+    import rlkit_widgets as widgets
+    from rlkit import utils
+    from rlkit.batch import DataCollector, Field, RolloutBatch
+    from rlkit.config import TrainerConfig
+    from rlkit.controllers.actor import ActorController
+    from rlkit.controllers.base import Controller
+    from rlkit.controllers.critic import CriticController
+    from rlkit.controllers.reference import ReferenceController
+    from rlkit.controllers.reward import RewardController
+    from rlkit.dataflow import Dataflow
+    from rlkit.device_map import DeviceMap
+    from rlkit.metrics.tracker import MetricsTracker
+    from rlkit.pipeline import Pipeline
+    from rlkit.runs.handle import Run, attach, list_runs
+    from rlkit.trainers.from_names import RLTrainer
+    from rlkit.trainers.grpo import GRPOTrainer
+    from rlkit.trainers.ppo import PPOTrainer
+    from rlkit_widgets import Dashboard, MetricPlots, RewardMixer, RolloutBrowser, RunControls
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ActorController",
+    "CheckpointError",
+    "ConfigError",
+    "Controller",
+    "CriticController",
+    "Dashboard",
+    "DataCollector",
+    "DataError",
+    "Dataflow",
+    "DataflowError",
+    "DeviceMap",
+    "Field",
+    "GRPOTrainer",
+    "GenerationError",
+    "MetricPlots",
+    "MetricsTracker",
+    "ModelError",
+    "PPOTrainer",
+    "Pipeline",
+    "PlacementError",
+    "RLTrainer",
+    "ReferenceController",
+    "RequestRefused",
+    "RewardController",
+    "RewardError",
+    "RewardMixer",
+    "RlkitError",
+    "RolloutBatch",
+    "RolloutBrowser",
+    "Run",
+    "RunControls",
+    "RunError",
+    "TrainerConfig",
+    "__version__",
+    "attach",
+    "list_runs",
+    "utils",
+    "widgets",
+]
+
+_DEFINED_IN = {
+    "ActorController": "rlkit.controllers.actor",
+    "Controller": "rlkit.controllers.base",
+    "CriticController": "rlkit.controllers.critic",
+    "Dashboard": "rlkit_widgets",
+    "DataCollector": "rlkit.batch",
+    "Dataflow": "rlkit.dataflow",
+    "DeviceMap": "rlkit.device_map",
+    "Field": "rlkit.batch",
+    "GRPOTrainer": "rlkit.trainers.grpo",
+    "MetricPlots": "rlkit_widgets",
+    "MetricsTracker": "rlkit.metrics.tracker",
+    "PPOTrainer": "rlkit.trainers.ppo",
+    "Pipeline": "rlkit.pipeline",
+    "RLTrainer": "rlkit.trainers.from_names",
+    "ReferenceController": "rlkit.controllers.reference",
+    "RewardController": "rlkit.controllers.reward",
+    "RewardMixer": "rlkit_widgets",
+    "RolloutBatch": "rlkit.batch",
+    "RolloutBrowser": "rlkit_widgets",
+    "Run": "rlkit.runs.handle",
+    "RunControls": "rlkit_widgets",
+    "TrainerConfig": "rlkit.config",
+    "attach": "rlkit.runs.handle",
+    "list_runs": "rlkit.runs.handle",
+}
+_MODULES = {"utils": "rlkit.utils", "widgets": "rlkit_widgets"}
+_NOTEBOOK_PACKAGES = ("anywidget", "ipywidgets", "traitlets", "IPython")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name where it is defined and keep it; AttributeError for any other name."""
+    module_name = _MODULES.get(name) or _DEFINED_IN.get(name)
+    if module_name is None:
+        raise AttributeError(f"module 'rlkit' has no attribute {name!r}")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name in _NOTEBOOK_PACKAGES:
+            raise ImportError(
+                f"rlkit.{name} needs the package {error.name!r}, which comes with pip install 'rlkit-lab[notebook]'"
+            ) from error
+        raise
+    value = module if name in _MODULES else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
 
 from rlkit.errors import ConfigError
 
@@ -197,7 +197,7 @@ class TrainerConfig(_Checked):
     @classmethod
     def doc(cls, name: str) -> str:
         """The docstring of one field."""
-        return _field_docs(cls)[name]
+        return _field_docs(cast(Hashable, cls))[name]
 
     def replace_live(self, changes: Mapping[str, Any]) -> Self:
         """A copy with some live fields changed; all of them or none.

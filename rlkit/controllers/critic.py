@@ -1,0 +1,152 @@
+"""The value function: what a response is still worth before each of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlkit.batch import RolloutBatch
+from rlkit.controllers.actor import ActorController, module_of
+from rlkit.controllers.hosted import HostedController
+from rlkit.device_map import DeviceMap
+from rlkit.engines.heads import ValueHead, load_head
+from rlkit.engines.logprobs import TokenScores, response_scores
+from rlkit.engines.models import hidden_size, load_causal_lm, load_tokenizer, same_tokenizer
+from rlkit.errors import ModelError
+
+
+class CriticController(HostedController):
+    """Values (B,T) of the states before each response token; learns from `returns` at its feedback port.
+
+    Args:
+        model: a language model whose last hidden states feed a scalar head: a module, a hub id or a local path. A path
+            must hold a saved head (`save_head`), unless `new_head=True` asks for a fresh one; a module comes without a
+            head, so it gets a fresh one.
+        tokenizer: must encode as the actor's does; None loads the one that belongs to the model.
+        optimizer: an optimizer built on the model's parameters, rebuilt where the model finally lives.
+        trunk: an actor whose hidden states are used instead of a model of its own. One forward pass then gives values
+            and log-probs, and no second set of weights is trained.
+        train_trunk: let the value loss reach a shared trunk; False trains the head alone on detached states.
+        new_head: start a fresh head where a path holds none.
+        name: name in the dataflow.
+        device_map: where the model lives; None takes the actor's device.
+        **from_pretrained: passed on when `model` is a name.
+
+    Raises:
+        ModelError: both or neither of `model` and `trunk` are given, or a path holds no head.
+    """
+
+    role = "critic"
+    reads: tuple[str, ...] = ("generated_ids", "attention_mask", "response_mask")
+    writes: tuple[str, ...] = ("values",)
+    learns_from = ("returns",)
+
+    def __init__(
+        self,
+        model: nn.Module | str | None = None,
+        tokenizer: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        trunk: ActorController | None = None,
+        train_trunk: bool = True,
+        new_head: bool = False,
+        name: str | None = None,
+        device_map: DeviceMap | None = None,
+        **from_pretrained: Any,
+    ) -> None:
+        super().__init__(name)
+        if (model is None) == (trunk is None):
+            raise ModelError("a critic takes either a model of its own (model=...) or an actor's trunk (trunk=actor)")
+        self.trunk = trunk
+        self.train_trunk = train_trunk
+        self.optimizer = optimizer
+        self.temperature = 1.0
+        if trunk is not None:
+            self.model = trunk.model
+            self.tokenizer = trunk.tokenizer
+            self.writes = ("values", "logprobs")
+        else:
+            assert model is not None
+            self.model = module_of(model, load_causal_lm, from_pretrained)
+            self.tokenizer = tokenizer
+        self.head = ValueHead(hidden_size(self.model))
+        if isinstance(model, str | Path) and not new_head:
+            load_head(self.head, model)
+        if device_map is not None:
+            self.device_map = device_map
+
+    def require_tokenizer_of(self, actor: ActorController) -> None:
+        """Raises ModelError where the critic reads other token ids than the actor writes.
+
+        A critic given without a tokenizer and without a name to load one from is taken to read the actor's ids, as
+        long as its vocabulary is large enough.
+        """
+        if self.trunk is not None:
+            return
+        if self.tokenizer is None:
+            self.tokenizer = _own_tokenizer(self.model, actor)
+        if not same_tokenizer(self.tokenizer, actor.tokenizer):
+            raise ModelError(
+                f"critic {self.name!r} and actor {actor.name!r} have different tokenizers. Values belong to the actor's "
+                "tokens one by one, so the critic must read the same ids: use a critic of the actor's model family, or "
+                "CriticController(trunk=actor)"
+            )
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules this controller keeps on its device; the head alone where the trunk is the actor's."""
+        return {"head": self.head} if self.trunk is not None else {"model": self.model, "head": self.head}
+
+    def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
+        """Values (B,T) before the update; on a shared trunk also the policy's log-probs (B,T), from the same pass."""
+        with torch.no_grad():
+            scores = self.forward(batch)
+            fields = {"values": self.head(scores.hidden)}
+        if self.trunk is not None:
+            fields["logprobs"] = scores.logprobs
+        return fields
+
+    def forward(self, batch: RolloutBatch) -> TokenScores:
+        """States (B,T,H) before each response token, with log-probs where the trunk is the actor's."""
+        return response_scores(
+            self.model,
+            batch.generated_ids.to(self.device),
+            batch.full_attention_mask.to(self.device),
+            batch.prompt_width,
+            temperature=self.temperature,
+            hidden=True,
+            logprobs=self.trunk is not None,
+        )
+
+    def values_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Values (B,T) of states (B,T,H); cut from the trunk's graph unless `train_trunk`."""
+        shared = self.trunk is not None and not self.train_trunk
+        values: torch.Tensor = self.head(hidden.detach() if shared else hidden)
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: module.state_dict() for name, module in self.modules().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        modules = self.modules()
+        if set(state) != set(modules):
+            raise ModelError(f"critic {self.name!r} keeps {sorted(modules)}, the state holds {sorted(state)}")
+        for name, module in modules.items():
+            module.load_state_dict(dict(state[name]), strict=True)
+
+
+def _own_tokenizer(model: nn.Module, actor: ActorController) -> Any:
+    try:
+        return load_tokenizer(model)
+    except ModelError:
+        vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+        if vocabulary is not None and vocabulary < len(actor.tokenizer):
+            raise ModelError(
+                f"the critic's vocabulary has {vocabulary} tokens, the actor's tokenizer {len(actor.tokenizer)}: it "
+                "cannot read the actor's tokens. Use a critic of the actor's model family, or "
+                "CriticController(trunk=actor)"
+            ) from None
+        return actor.tokenizer

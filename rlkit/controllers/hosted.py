@@ -1,0 +1,37 @@
+"""What controllers with a model share: their modules follow the device map, and give up and take back their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from rlkit.controllers.base import Controller
+from rlkit.device_map import DeviceMap
+
+
+class HostedController(Controller):
+    """A controller that keeps torch modules on its device."""
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules that this controller keeps; a module that it merely uses is another controller's."""
+        return {}
+
+    def placed(self, device_map: DeviceMap) -> None:
+        """Moves the modules to the device that was set.
+
+        Raises:
+            PlacementError: the map names several devices, or one that is not there.
+        """
+        device = device_map.require_single()
+        device_map.require_available()
+        for module in self.modules().values():
+            module.to(device)
+
+    def frozen_state_dict(self) -> dict[str, Any]:
+        """Weights that never change, stored once for a whole run; none by default."""
+        return {}
+
+    def load_frozen_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what `frozen_state_dict` gave; missing and unknown names raise."""

@@ -1,0 +1,113 @@
+"""Scores of finished responses: a Python callable, a sequence classifier, or a language model as judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlkit.batch import RolloutBatch
+from rlkit.controllers.actor import module_of
+from rlkit.controllers.hosted import HostedController
+from rlkit.controllers.scorers import ClassifierScorer, Judge, JudgeScorer, TextBatcher, is_causal
+from rlkit.device_map import DeviceMap
+from rlkit.engines.models import load_causal_lm, load_sequence_classifier, load_tokenizer
+from rlkit.errors import RewardError
+from rlkit.rewards import RewardFunction
+
+RESERVED_TERMS = ("mean", "std", "latency_ms")
+
+
+class RewardController(HostedController):
+    """One named reward term: reads responses, writes `reward/<name>` (B,), NaN where it abstains.
+
+    Args:
+        model: a Python callable (see `rlkit.rewards.RewardFunction` for its parameters), a sequence classifier with one
+            score or with `label`, a causal language model (it judges by yes or no), a plain module with a classifier's
+            forward, or a hub id or local path (a causal language model by name needs `judge`).
+        tokenizer: of a model; None loads the one that belongs to it.
+        name: name of the term and of the controller; None takes the callable's own, else "reward".
+        label: which output of a classifier with several is the score (its probability).
+        judge: how a causal language model is asked.
+        max_length: tokens a model reads at most; longer text loses its beginning.
+        batch_size: texts in one forward pass of a model.
+        device_map: where a model lives; None takes the actor's device.
+        **from_pretrained: passed on when `model` is a name.
+
+    Raises:
+        ModelError: a name loads a model without a score head and `judge` was not given.
+        RewardError: the callable's parameters cannot be filled, or the name is reserved.
+    """
+
+    role = "reward"
+    reads = ("prompts", "responses", "columns")
+
+    def __init__(
+        self,
+        model: nn.Module | str | Callable[..., Any],
+        tokenizer: Any = None,
+        *,
+        name: str | None = None,
+        label: int | None = None,
+        judge: Judge | None = None,
+        max_length: int = 2048,
+        batch_size: int = 16,
+        device_map: DeviceMap | None = None,
+        **from_pretrained: Any,
+    ) -> None:
+        self.model: nn.Module | None = None
+        self.scorer: RewardFunction | ClassifierScorer | JudgeScorer
+        if isinstance(model, nn.Module | str) or hasattr(model, "__fspath__"):
+            load = load_causal_lm if judge is not None else load_sequence_classifier
+            self.model = module_of(model, load, from_pretrained).requires_grad_(False).eval()  # type: ignore[arg-type]
+            tokenizer = tokenizer if tokenizer is not None else load_tokenizer(self.model)
+            batcher = TextBatcher(self.model, tokenizer, max_length, batch_size)
+            judged = judge is not None or is_causal(self.model)
+            self.scorer = JudgeScorer(batcher, judge or Judge()) if judged else ClassifierScorer(batcher, label)
+        elif callable(model):
+            self.scorer = RewardFunction(model, name)
+            name = self.scorer.name
+        else:
+            raise RewardError(f"a reward must be a callable, a model or a path, got {type(model).__name__}")
+        super().__init__(name or "reward")
+        if self.name in RESERVED_TERMS:
+            raise RewardError(f"{self.name!r} is the name of a metric; give the reward another name (name=...)")
+        self.field = f"reward/{self.name}"
+        self.writes = (self.field,)
+        self.streams = self.model is None
+        self.heavy = self.model is not None
+        self._latencies: list[tuple[float, int]] = []
+        if device_map is not None:
+            self.device_map = device_map
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules this controller keeps on its device; none for a callable."""
+        return {} if self.model is None else {"model": self.model}
+
+    def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
+        """Scores (B,) of the batch's responses.
+
+        Raises:
+            RewardError: the scores are of the wrong number or no finite numbers; names the term and the sample.
+        """
+        started = time.perf_counter()
+        scores = self.scorer.score(batch.prompts, batch.responses, batch.columns)
+        self._latencies.append((time.perf_counter() - started, len(scores)))
+        return {self.field: torch.tensor(scores, dtype=torch.float32)}
+
+    def take_latency(self) -> tuple[float, int]:
+        """Seconds spent scoring and rollouts scored since the last call."""
+        taken, self._latencies = self._latencies, []
+        return sum(seconds for seconds, _ in taken), sum(count for _, count in taken)
+
+    def frozen_state_dict(self) -> dict[str, Any]:
+        """Weights that are stored once for a whole run; none for a callable."""
+        return {} if self.model is None else {"model": self.model.state_dict()}
+
+    def load_frozen_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what `frozen_state_dict` gave; missing and unknown names raise."""
+        if self.model is not None:
+            self.model.load_state_dict(dict(state["model"]), strict=True)

@@ -1,0 +1,1 @@
+"""Models at work: loading, forwards, scoring, heads, optimizer steps."""

@@ -1,0 +1,1 @@
+"""Sampling responses: the interface, the samplers and the native decoder."""

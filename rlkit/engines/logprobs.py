@@ -1,0 +1,107 @@
+"""Score sampled responses under a model: one forward, logits for response tokens only."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlkit.engines.forward import call_logits, output_head
+from rlkit.errors import ModelError
+
+__all__ = ["TokenScores", "response_scores"]
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What a model says about each response token. Differentiable unless computed under `torch.no_grad()`."""
+
+    logprobs: Tensor
+    """(B, T) float32: log-prob of each response token at the given temperature; 0 at padding."""
+    entropy: Tensor | None
+    """(B, T) float32, nats: entropy of the distribution each response token was drawn from; 0 at padding."""
+    hidden: Tensor | None
+    """(B, T, H) in the model's dtype: the state from which each response token is predicted, that is the last hidden
+    state *before* token t (input to the output head); 0 at padding."""
+
+
+def response_scores(
+    model: nn.Module,
+    batch_ids: Tensor,
+    full_attention_mask: Tensor,
+    prompt_width: int,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    hidden: bool = False,
+) -> TokenScores:
+    """Log-probs (and entropies, and hidden states) of the response tokens, from one forward.
+
+    Positions come from the mask, so a sequence scores the same however it is padded. The output head runs on real
+    response tokens only. The mode of the model (train or eval) is left as it is.
+
+    Args:
+        model: a causal language model, see `rlkit.engines.forward`.
+        batch_ids: (B, L) int64, prompt block then response.
+        full_attention_mask: (B, L) bool, true at prompt and response tokens.
+        prompt_width: P, width of the prompt block; responses start at this column.
+        temperature: logits are divided by it (above 0), as in sampling.
+        entropy: also return entropies.
+        hidden: also return the states before each token.
+
+    Raises:
+        ModelError: when hidden states are asked for and the model does not name its output head.
+    """
+    mask = full_attention_mask[:, prompt_width:].bool()
+    head = output_head(model)
+    if head is None:
+        return _scores_without_head(model, batch_ids, full_attention_mask, mask, temperature, entropy, hidden)
+    captured: list[Tensor] = []
+
+    def keep_response_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        states: Tensor = arguments[0]
+        captured.append(states[:, prompt_width - 1 :][mask])
+        return (captured[0].unsqueeze(0), *arguments[1:])
+
+    with ExitStack() as stack:
+        stack.callback(head.register_forward_pre_hook(keep_response_tokens).remove)
+        # The last token predicts nothing that is scored, so it needs no forward.
+        logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)[0]
+    states = captured[0].new_zeros(*mask.shape, captured[0].shape[-1]) if hidden else None
+    if states is not None:
+        states = states.masked_scatter(mask.unsqueeze(-1), captured[0])
+    return _from_logits(logits, batch_ids[:, prompt_width:][mask], mask, temperature, entropy, states)
+
+
+def _scores_without_head(
+    model: nn.Module,
+    batch_ids: Tensor,
+    full_attention_mask: Tensor,
+    mask: Tensor,
+    temperature: float,
+    entropy: bool,
+    hidden: bool,
+) -> TokenScores:
+    if hidden:
+        raise ModelError(
+            f"{type(model).__name__} does not say which module is its output head, so its hidden states cannot be "
+            "read; give it a method get_output_embeddings() that returns that module"
+        )
+    logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
+    width = mask.shape[1]
+    return _from_logits(logits[:, -width:][mask], batch_ids[:, -width:][mask], mask, temperature, entropy, None)
+
+
+def _from_logits(
+    logits: Tensor, tokens: Tensor, mask: Tensor, temperature: float, entropy: bool, hidden: Tensor | None
+) -> TokenScores:
+    """From logits (N, V) and tokens (N,) of the N real response tokens."""
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    chosen = logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    spread = -(logprobs.exp() * logprobs).sum(-1) if entropy else None
+    return TokenScores(_unpack(chosen, mask), None if spread is None else _unpack(spread, mask), hidden)
+
+
+def _unpack(values: Tensor, mask: Tensor) -> Tensor:
+    """(N,) values of the true positions -> (B, T) with zeros elsewhere."""
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)

@@ -1,0 +1,159 @@
+"""Load language models and tokenizers by name, and ask them the questions that rlkit needs answered."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rlkit.engines.forward import bare_model
+from rlkit.engines.small_model import is_small_model, small_model_path
+from rlkit.errors import ModelError
+
+__all__ = [
+    "context_length",
+    "load_causal_lm",
+    "load_sequence_classifier",
+    "load_tokenizer",
+    "resolve_model",
+    "same_tokenizer",
+    "stop_token_ids",
+]
+
+
+def resolve_model(name: str | Path) -> str:
+    """What `from_pretrained` is given for a name.
+
+    Args:
+        name: a local folder, a hub id, or a name of the small model that comes with rlkit ("smollm2-135m").
+
+    Returns:
+        A folder for local models and for the small model (fetched into the user's cache when it is not there yet);
+        a hub id unchanged.
+
+    Raises:
+        ModelError: when the name looks like a path and there is no such folder.
+    """
+    text = str(name)
+    if is_small_model(text):
+        return str(small_model_path())
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        return str(folder)
+    if isinstance(name, Path) or text.startswith(("/", ".", "~")) or text.count("/") > 1:
+        raise ModelError(f"no model folder at {text!r}; give a folder that holds config.json and weights, or a hub id")
+    return text
+
+
+def load_causal_lm(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """A causal language model, in evaluation mode.
+
+    Args:
+        name_or_path: see `resolve_model`.
+        trust_remote_code: run Python code that comes with the model. Off unless asked for.
+        kwargs: to `from_pretrained` as they are (`dtype`, `device_map`, `offload_folder`, `revision`, ...).
+
+    Raises:
+        ModelError: when the model cannot be loaded; says what was tried.
+    """
+    from transformers import AutoModelForCausalLM
+
+    return _from_pretrained(
+        AutoModelForCausalLM, "causal language model", name_or_path, trust_remote_code=trust_remote_code, **kwargs
+    )
+
+
+def load_sequence_classifier(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """A sequence-classification model (a reward model), in evaluation mode; arguments as in `load_causal_lm`.
+
+    Raises:
+        ModelError: when it cannot be loaded, or when its checkpoint has no weights for the classification head
+            (a plain language model), which would leave the head random.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    loaded = _from_pretrained(
+        AutoModelForSequenceClassification,
+        "sequence-classification model",
+        name_or_path,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        **kwargs,
+    )
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{str(name_or_path)!r} holds no weights for {missing}: it is not a trained sequence classifier and would "
+            "score at random; give a checkpoint that was saved with its classification head"
+        )
+    return model
+
+
+def _from_pretrained(factory: Any, kind: str, name_or_path: str | Path, **kwargs: Any) -> Any:
+    source = resolve_model(name_or_path)
+    try:
+        return factory.from_pretrained(source, **kwargs)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"cannot load {str(name_or_path)!r} as a {kind} (from {source!r}): {error}") from error
+
+
+def load_tokenizer(name_or_model: str | Path | nn.Module, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """The tokenizer of a model, with a pad token set and prompts padded on the left.
+
+    Args:
+        name_or_model: a name as in `resolve_model`, or a model, whose tokenizer is looked for where it was loaded from.
+        trust_remote_code: run Python code that comes with the tokenizer. Off unless asked for.
+        kwargs: to `from_pretrained` as they are.
+
+    Raises:
+        ModelError: when the model does not say where it came from, or there is no tokenizer there.
+    """
+    from transformers import AutoTokenizer
+
+    if isinstance(name_or_model, nn.Module):
+        name = getattr(getattr(bare_model(name_or_model), "config", None), "_name_or_path", "")
+        if not name:
+            raise ModelError(
+                f"this {type(name_or_model).__name__} was not loaded from a name or folder, so its tokenizer is "
+                "unknown; pass tokenizer= as well"
+            )
+    else:
+        name = str(name_or_model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model(name), trust_remote_code=trust_remote_code, **kwargs)
+    except (OSError, ValueError, KeyError, ImportError, ModelError) as error:
+        raise ModelError(f"no tokenizer found at {name!r}; pass tokenizer= as well ({error})") from error
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+        tokenizer.pad_token = tokenizer.eos_token  # safe: masks come from lengths, never from token values
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def same_tokenizer(a: Any, b: Any) -> bool:
+    """True when both map the same tokens to the same ids and agree on the special tokens' ids."""
+    if a is b:
+        return True
+    special = ("bos_token_id", "eos_token_id", "unk_token_id")
+    if any(getattr(a, name, None) != getattr(b, name, None) for name in special):
+        return False
+    vocabulary_a: dict[str, int] = a.get_vocab()
+    return vocabulary_a == b.get_vocab()
+
+
+def stop_token_ids(model: nn.Module, tokenizer: Any = None) -> tuple[int, ...]:
+    """Tokens that end a response: those of the model's generation settings and the tokenizer's end of sequence."""
+    bare = bare_model(model)
+    found: set[int] = set()
+    for owner in (getattr(bare, "generation_config", None), getattr(bare, "config", None), tokenizer):
+        ids = getattr(owner, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or ())
+    return tuple(sorted(found))
+
+
+def context_length(model: nn.Module) -> int | None:
+    """Most tokens a sequence may have, or None when the model names no limit."""
+    config = getattr(bare_model(model), "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return int(limit) if limit else None

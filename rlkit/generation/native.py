@@ -1,0 +1,134 @@
+"""Batched decoding on the trainer's own module: no second copy of the weights, no second forward for log-probs."""
+
+import torch
+from torch import Tensor, nn
+
+from rlkit.engines.forward import bare_model, device_of, evaluation_mode
+from rlkit.engines.models import context_length
+from rlkit.errors import GenerationError
+from rlkit.generation.base import Generated, OnFinished, SamplingParams
+from rlkit.generation.decoders import decoder_for
+from rlkit.generation.sampling import sample
+
+__all__ = ["NativeGenerator"]
+
+
+class NativeGenerator:
+    """Samples from a causal language model with a key-value cache; rows that have finished leave the batch.
+
+    The model is used as it is at each call, in evaluation mode, and gets its modes back afterwards. A plain module
+    whose forward takes no cache is run over the whole sequence for every token, which is slower.
+
+    On the CPU the same `rng` state and the same batch give the same bits. A row's uniform numbers are its own, so the
+    other rows change its tokens only where rounding in a matrix product of another height decides.
+    """
+
+    def __init__(self, model: nn.Module, pad_token_id: int | None = None) -> None:
+        """
+        Args:
+            model: the module that is trained (`transformers` causal LM, with or without adapters, or a plain module).
+            pad_token_id: written right of a response; its value is never read. Default: the model's, else 0.
+        """
+        self.model = model
+        configured = getattr(getattr(bare_model(model), "config", None), "pad_token_id", None)
+        self.pad_token_id = next((token for token in (pad_token_id, configured) if token is not None), 0)
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        params: SamplingParams,
+        rng: torch.Generator,
+        on_finished: OnFinished | None = None,
+    ) -> Generated:
+        """See `rlkit.generation.base.Generator.generate`."""
+        device = device_of(self.model)
+        input_ids, attention_mask = input_ids.to(device), attention_mask.to(device).bool()
+        self._check(input_ids, attention_mask, params)
+        uniforms = torch.rand(
+            len(input_ids), params.max_new_tokens, generator=rng, dtype=torch.float64, device=rng.device
+        ).to(device)
+        rollouts = _Rollouts(input_ids, params, self.pad_token_id, on_finished)
+        with torch.no_grad(), evaluation_mode(self.model):
+            self._decode(input_ids, attention_mask, params, uniforms, rollouts)
+        return rollouts.result()
+
+    def _decode(
+        self, input_ids: Tensor, attention_mask: Tensor, params: SamplingParams, uniforms: Tensor, rollouts: "_Rollouts"
+    ) -> None:
+        decoder = decoder_for(self.model, attention_mask.shape[1] + params.max_new_tokens)
+        logits = decoder.prefill(input_ids, attention_mask)
+        for t in range(params.max_new_tokens):
+            tokens, logprobs = sample(logits, params, uniforms[rollouts.rows, t])
+            running = rollouts.add(t, tokens, logprobs)
+            if t + 1 == params.max_new_tokens or not len(running):
+                return
+            if len(running) < len(tokens):
+                decoder.select(running)
+                tokens = tokens[running]
+            logits = decoder.step(tokens)
+
+    def _check(self, input_ids: Tensor, attention_mask: Tensor, params: SamplingParams) -> None:
+        if input_ids.dim() != 2 or input_ids.shape != attention_mask.shape or not input_ids.numel():
+            raise GenerationError(
+                f"input_ids has shape {tuple(input_ids.shape)} and attention_mask {tuple(attention_mask.shape)}; "
+                "expected one shape (rows, prompt width) with at least one row and one column"
+            )
+        bad = (~attention_mask[:, -1] | (attention_mask.long().diff(dim=-1) < 0).any(-1)).nonzero().flatten().tolist()
+        if bad:
+            raise GenerationError(
+                f"rows {bad[:8]} are empty or not padded on the left; expected every prompt to end in the last column, "
+                "with padding only before its first token"
+            )
+        limit = context_length(self.model)
+        longest = int(attention_mask.sum(-1).max())
+        if limit is not None and longest + params.max_new_tokens > limit:
+            raise GenerationError(
+                f"the longest prompt has {longest} tokens and max_new_tokens is {params.max_new_tokens}, together more "
+                f"than the model's context of {limit}; shorten the prompts or lower max_new_tokens"
+            )
+
+
+class _Rollouts:
+    """The responses written so far; knows which rows are still running."""
+
+    def __init__(
+        self, input_ids: Tensor, params: SamplingParams, pad_token_id: int, on_finished: OnFinished | None
+    ) -> None:
+        rows, self.prompt_width = input_ids.shape
+        shape = (rows, params.max_new_tokens)
+        self.ids = torch.cat([input_ids, input_ids.new_full(shape, pad_token_id)], dim=1)
+        self.mask = torch.zeros(shape, dtype=torch.bool, device=input_ids.device)
+        self.logprobs = torch.zeros(shape, dtype=torch.float32, device=input_ids.device)
+        self.finish_reasons = ["length"] * rows
+        self.rows = torch.arange(rows, device=input_ids.device)
+        self.stops = torch.tensor(params.stop_token_ids, dtype=torch.long, device=input_ids.device)
+        self.on_finished = on_finished
+
+    def add(self, t: int, tokens: Tensor, logprobs: Tensor) -> Tensor:
+        """Append the t-th token of each running row; returns which of them (indices among the running) go on."""
+        self.ids[self.rows, self.prompt_width + t] = tokens
+        self.mask[self.rows, t] = True
+        self.logprobs[self.rows, t] = logprobs
+        stopped = torch.isin(tokens, self.stops)
+        finished = self.rows[stopped].tolist()
+        for row in finished:
+            self.finish_reasons[row] = "stop"
+        running = (~stopped).nonzero().flatten()
+        self.rows = self.rows[running]
+        last = t + 1 == self.mask.shape[1]
+        self._report(finished + (self.rows.tolist() if last else []))
+        return running
+
+    def _report(self, finished: list[int]) -> None:
+        if finished and self.on_finished is not None:
+            self.on_finished(sorted(finished), self.result().select(sorted(finished)))
+
+    def result(self) -> Generated:
+        width = int(self.mask.any(0).sum())
+        return Generated(
+            self.ids[:, : self.prompt_width + width].clone(),
+            self.mask[:, :width].clone(),
+            self.logprobs[:, :width].clone(),
+            list(self.finish_reasons),
+        )

@@ -1,0 +1,77 @@
+"""Draw tokens from logits by inverse CDF: one uniform number decides one token.
+
+The caller draws the uniforms, so that a row's tokens depend on its own numbers only and not on which other rows are
+still in the batch.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlkit.generation.base import SamplingParams
+
+__all__ = ["sample"]
+
+_BLOCK = 256
+_TOP_P_SLACK = 1e-6  # float32 sums of a set that reaches top_p exactly may fall short by this much
+
+
+def sample(logits: Tensor, params: SamplingParams, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample one token per row.
+
+    Args:
+        logits: (B, V) of any float dtype; -inf excludes a token. Left unchanged.
+        params: temperature, top-k and top-p, applied in this order. Temperature 0 takes the most likely token.
+        uniforms: (B,) float64 in [0, 1), on the device of the logits.
+
+    Returns:
+        tokens (B,) int64, and log-probs (B,) float32 of these tokens under the distribution that was sampled, that is
+        renormalised over the kept tokens (0 for temperature 0: all mass is on one token).
+    """
+    if params.temperature == 0:
+        return logits.argmax(-1), logits.new_zeros(logits.shape[0], dtype=torch.float32)
+    scaled = logits.float() if params.temperature == 1 else logits.float() / params.temperature
+    if params.top_k == 0 and params.top_p == 1:
+        return _inverse_cdf(scaled, uniforms)
+    kept, tokens = _truncate(scaled, params)
+    index, logprobs = _inverse_cdf(kept, uniforms)
+    return tokens.gather(-1, index.unsqueeze(-1)).squeeze(-1), logprobs
+
+
+def _truncate(scaled: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """(B, K) logits in falling order with -inf at tokens that top-p drops, and their token ids."""
+    width = min(params.top_k, scaled.shape[-1]) if params.top_k else scaled.shape[-1]
+    kept, tokens = scaled.topk(width, dim=-1)
+    if params.top_p < 1:
+        probs = kept.softmax(-1)
+        mass_before = probs.cumsum(-1, dtype=torch.float64) - probs
+        dropped = mass_before >= params.top_p - _TOP_P_SLACK
+        dropped[:, 0] = False
+        kept = kept.masked_fill(dropped, float("-inf"))
+    return kept, tokens
+
+
+def _inverse_cdf(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """First index whose cumulative probability exceeds the uniform, found block by block, with its log-prob."""
+    peak = logits.amax(-1, keepdim=True)
+    weights = (logits - peak).exp_()  # (B, V), unnormalised
+    if weights.shape[-1] % _BLOCK:
+        weights = pad(weights, (0, -weights.shape[-1] % _BLOCK))
+    blocks = weights.unflatten(-1, (-1, _BLOCK))  # (B, blocks, _BLOCK)
+    block_cdf = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
+    total = block_cdf[:, -1:]
+    target = uniforms.unsqueeze(-1) * total
+    block = _first_above(block_cdf, target)
+    before = torch.where(block > 0, block_cdf.gather(-1, (block - 1).clamp_min(0)), 0.0)
+    inside = blocks.gather(1, block.unsqueeze(-1).expand(-1, -1, _BLOCK)).squeeze(1)
+    offset = _first_above(inside.cumsum(-1, dtype=torch.float64), target - before)
+    # Rounding can leave the last step of a block short of the target; the last token with any mass is meant then.
+    last_with_mass = _BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1, keepdim=True)
+    tokens = block * _BLOCK + torch.minimum(offset, last_with_mass)
+    logprobs = logits.gather(-1, tokens) - peak - total.log().float()
+    return tokens.squeeze(-1), logprobs.squeeze(-1)
+
+
+def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
+    """(B, 1) first index with cdf > target; the last index when there is none."""
+    return (cdf <= target).sum(-1, keepdim=True).clamp_max(cdf.shape[-1] - 1)

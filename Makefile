@@ -1,0 +1,73 @@
+# make lab    set everything up and open the quickstart in JupyterLab
+# make test   everything that continuous integration runs
+# Each stage of `make test` is a target of its own: lint types bundle unit browser notebooks.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+JUNIT := artifacts/junit
+STAGES := lint types bundle unit browser notebooks
+
+.PHONY: help lab environment test model system $(STAGES) format clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+lab: $(VENV)/.installed-notebook
+	@$(MAKE) --no-print-directory model
+	@$(BIN)/rlkit lab notebooks/01_quickstart.ipynb
+
+environment: $(VENV)/.installed-dev
+
+$(VENV)/.installed-notebook: pyproject.toml .ci/environment
+	@[ -e $(VENV)/.installed-dev ] || .ci/environment notebook
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml .ci/environment
+	@.ci/environment notebook,dev
+	@touch $@ $(VENV)/.installed-notebook
+
+# The small real model of the notebooks, fetched once into the user's cache.
+model: $(VENV)/.installed-notebook
+	@$(BIN)/python -m rlkit.engines.small_model
+
+# What the tests need from the system: a browser, and Node for comparing the widgets' bundle.
+system:
+	@.ci/system
+
+test: environment
+	@$(BIN)/python .ci/stages.py $(STAGES)
+
+lint: environment
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: environment
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: environment
+	$(BIN)/mypy
+
+# The committed bundle must be what the sources give.
+bundle: system
+	npm ci --prefix widgets/js --no-audit --no-fund --loglevel=error
+	npm run --prefix widgets/js check
+
+unit: environment
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/browser -n 2 --junitxml=$(JUNIT)/unit.xml
+
+browser: environment system model
+	$(BIN)/pytest tests/browser --junitxml=$(JUNIT)/browser.xml
+
+notebooks: environment model
+	$(BIN)/pytest --nbval-lax notebooks --junitxml=$(JUNIT)/notebooks.xml
+
+clean:
+	rm -rf .venv build dist artifacts widgets/js/node_modules notebooks/runs runs
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -39,6 +39,14 @@ class MetricsTracker:
         self._lock = Lock()
         self._flushed_at = time.perf_counter()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: the declarations. Values of a step in progress stay here."""
+        return {"declared": dict(self._declared)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        MetricsTracker.__init__(self)
+        self._declared.update(state["declared"])
+
     def declare(self, name: str, reduction: type[Reduction] | str) -> None:
         """Say how a metric is reduced: a class of `rlkit.metrics.reduce` or its kind ("mean", "sum", "min", ...).
 
@@ -83,6 +91,14 @@ class MetricsTracker:
             metrics = {name: reduction.value(elapsed) for name, reduction in reductions.items()}
             return StepMetrics(step, metrics, sorted(_take(self._spans), key=lambda span: span.start))
 
+    def discard(self) -> None:
+        """Forget what was added since the last flush: the step it belonged to was abandoned."""
+        with self._lock:
+            _take(self._pending)
+            _take(self._spans)
+            self._reductions = {}
+            self._flushed_at = time.perf_counter()
+
     def state(self) -> TrackerState:
         """What was added so far, unreduced, for `merge` on another rank. Nothing is cleared."""
         with self._lock:
@@ -93,7 +109,7 @@ class MetricsTracker:
             }
 
     def merge(self, state: TrackerState) -> None:
-        """Pool another rank's `state`. Raises ConfigError, and changes nothing, when a metric is reduced in two ways."""
+        """Pool another rank's `state`. ConfigError, and nothing changes, when a metric is reduced in two ways."""
         with self._lock:
             self._drain()
             theirs = {name: from_state(item) for name, item in state["metrics"].items()}

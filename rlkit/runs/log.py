@@ -18,6 +18,7 @@ from typing import Any
 from rlkit.errors import RunError
 
 _TAIL_BLOCK = 1 << 16
+_CHUNK = 1 << 24
 
 
 def dump_line(record: dict[str, Any]) -> bytes:
@@ -137,27 +138,38 @@ class LineCursor:
         self.offset = 0
         self.restarts = 0
 
-    def lines(self, max_bytes: int = 1 << 26) -> Iterator[tuple[int, bytes]]:
-        """(byte offset of the line, line without its newline) of each new complete line, at most `max_bytes`."""
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """(byte offset of the line, line without its newline) of each complete line that is new."""
+        while data := self._read():
+            if b"\n" not in data:
+                return
+            start = 0
+            while (end := data.find(b"\n", start)) >= 0:
+                line, at = data[start:end], self.offset
+                start = end + 1
+                self.offset = at + len(line) + 1
+                if line.strip():
+                    yield at, line
+
+    def _read(self) -> bytes:
+        """The next bytes after the offset: at least one whole line where there is one."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return
+            return b""
         try:
             size = os.fstat(fd).st_size
             if size < self.offset:
                 self.offset = 0
                 self.restarts += 1
-            data = os.pread(fd, min(size - self.offset, max_bytes), self.offset) if size > self.offset else b""
+            length = _CHUNK
+            while True:
+                data = os.pread(fd, min(length, size - self.offset), self.offset)
+                if b"\n" in data or len(data) >= size - self.offset:
+                    return data
+                length *= 2
         finally:
             os.close(fd)
-        start = 0
-        while (end := data.find(b"\n", start)) >= 0:
-            line, at = data[start:end], self.offset
-            start = end + 1
-            self.offset = at + len(line) + 1
-            if line.strip():
-                yield at, line
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

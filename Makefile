@@ -1,6 +1,6 @@
-# make lab    set everything up and open the quickstart in JupyterLab
-# make test   everything that continuous integration runs
-# Each stage of `make test` is a target of its own: lint types bundle unit browser notebooks.
+## make lab    set everything up and open the quickstart in JupyterLab
+## make test   everything that continuous integration runs
+## Each stage of `make test` is a target of its own: lint types bundle unit browser notebooks. Also: format clean.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,7 +15,7 @@ STAGES := lint types bundle unit browser notebooks
 .PHONY: help lab environment test model system $(STAGES) format clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^## //p' Makefile
 
 lab: $(VENV)/.installed-notebook
 	@$(MAKE) --no-print-directory model

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-__all__ = ["cache_dir", "hub_endpoint", "hub_is_off"]
+__all__ = ["cache_dir", "hub_endpoint", "hub_is_off", "variables"]
 
 _TRUE = {"1", "true", "yes", "on"}
 
@@ -22,3 +22,8 @@ def hub_is_off() -> bool:
 def hub_endpoint() -> str:
     """Address of the model hub (`$HF_ENDPOINT` for mirrors)."""
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def variables(prefix: str) -> dict[str, str]:
+    """The variables whose names begin with `prefix` (such as "NCCL_"), in order of name."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefix)}

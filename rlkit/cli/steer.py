@@ -1,0 +1,100 @@
+"""Requests to a run from a terminal: sent, and waited for until the run has answered."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlkit.cli.describe import request_text
+from rlkit.cli.view import RunView
+from rlkit.errors import ConfigError, RequestRefused, RunError
+from rlkit.runs.control import send
+from rlkit.runs.protocol import LIVE_STATES
+
+_POLL_S = 0.1
+
+
+def parse_changes(items: Sequence[str]) -> dict[str, Any]:
+    """`["lr=1e-6", "reward_weights.brevity=0.5"]` as `{"lr": 1e-6, "reward_weights": {"brevity": 0.5}}`.
+
+    Values are JSON (numbers, true, false, null); anything else is text. Raises ConfigError for an item without "=" and
+    for a name given twice.
+    """
+    changes: dict[str, Any] = {}
+    for item in items:
+        name, sign, text = item.partition("=")
+        parts = name.strip().split(".")
+        if not sign or not all(parts):
+            raise ConfigError(f"{item!r} is not name=value, such as lr=1e-6 or reward_weights.brevity=0.5")
+        place = changes
+        for part in parts[:-1]:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{name!r} is given both as a value and by its parts")
+        if parts[-1] in place:
+            raise ConfigError(f"{name!r} is given twice")
+        place[parts[-1]] = _value(text.strip())
+    return changes
+
+
+def _value(text: str) -> Any:
+    """A JSON value, a number that JSON does not know (.5, inf), None, or the text itself."""
+    if text in ("None", "none"):
+        return None
+    for read in (json.loads, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def request(directory: Path, kind: str, args: Mapping[str, Any], *, timeout_s: float) -> str:
+    """Send a request and wait for its answer; returns a line such as `set lr=1e-06: applied at step 12`.
+
+    Raises:
+        RunError: the folder is no run, nothing drives it, or no answer came in time.
+        RequestRefused: the run refused; the message is its reason.
+    """
+    view = RunView(directory)
+    _require_driven(view, kind)
+    id_ = send(directory, kind, args, source="cli")
+    asked = request_text({"kind": kind, "args": args})
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        answer = view.reader.answer(id_)
+        if answer is not None:
+            if answer.get("status") == "applied":
+                return f"{asked}: applied at step {answer.get('step')}"
+            raise RequestRefused(f"{asked} was refused at step {answer.get('step')}: {answer.get('reason')}")
+        view.update()
+        _require_driven(view, kind)
+        time.sleep(_POLL_S)
+    raise RunError(
+        f"no answer to {asked} within {timeout_s:g} s. The request stays in the run's queue and is answered when the "
+        f"step in hand is done; see `rlkit watch {directory}`"
+    )
+
+
+def wait_until_over(directory: Path, *, timeout_s: float) -> str:
+    """Wait until a run that was asked to stop has ended; returns its last state. RunError when that takes longer."""
+    view = RunView(directory)
+    deadline = time.monotonic() + timeout_s
+    while view.status.get("state") in LIVE_STATES and view.driven:
+        if time.monotonic() > deadline:
+            raise RunError(f"the run is still {view.state} after {timeout_s:g} s; see `rlkit watch {directory}`")
+        time.sleep(_POLL_S)
+        view.update()
+    return f"{view.state} at step {view.step}"
+
+
+def _require_driven(view: RunView, kind: str) -> None:
+    """RunError unless a driver will read the request."""
+    if view.state == "lost":
+        raise RunError(
+            f"cannot {kind}: the process that drove {view.name} is gone (state {view.status.get('state')} at step "
+            f"{view.step}); see {view.reader.folder.log}"
+        )
+    if view.state not in LIVE_STATES:
+        raise RunError(f"cannot {kind}: {view.name} is {view.state} at step {view.step}, nothing drives it any more")

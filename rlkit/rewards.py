@@ -1,0 +1,206 @@
+"""Reward terms: Python functions called with what their parameters ask for, and their answers checked."""
+
+import difflib
+import functools
+import hashlib
+import inspect
+import math
+import numbers
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+from rlkit.errors import RewardError
+from rlkit.reward_weights import RewardWeights, mix
+
+__all__ = ["RewardFunction", "RewardWeights", "mix"]
+
+_PLURAL = ("prompts", "responses")
+_SINGULAR = ("prompt", "response")
+_ACCEPTED = (
+    "Accepted are f(responses, ...) or f(prompts, responses, ...), called once with lists; f(response, ...) or "
+    "f(prompt, response, ...), called per sample; and f(x) with one parameter, called per sample with the response. "
+    "In place of ... may stand names of dataset columns and **columns"
+)
+
+
+class RewardFunction:
+    """A Python callable as a reward term: called with what its parameters name, and its answer checked.
+
+    Parameter names decide. `prompts` and `responses` (lists) make it batched: called once, it returns one number per
+    sample. `prompt` and `response` (text) make it per-sample: called for each, it returns one number. Further
+    parameters are columns of the dataset (lists when batched); one with a default may be missing there. `**columns`
+    takes all columns that are left. A single required parameter of any other name receives the response, per sample.
+
+    A number is a bool, int, float, numpy scalar or 0-d tensor, finite. None means that the function abstains from the
+    sample: the term has no part in it and the sample none in the term's statistics.
+
+    Args:
+        fn: a function, method, partial, or object with `__call__`; not `async`.
+        name: of the term; the function's own name when left out ("reward" for a lambda).
+
+    Raises:
+        RewardError: the parameters are none of the above, or the name is empty or holds a slash.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str | None = None) -> None:
+        if not callable(fn):
+            raise RewardError(f"a reward function must be callable, given {type(fn).__name__} {fn!r:.80}")
+        self.fn = fn
+        self.name = _name_of(fn) if name is None else name
+        if not self.name or "/" in self.name:
+            raise RewardError(f"a reward term needs a name without '/', given {self.name!r}")
+        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
+            raise RewardError(
+                f"reward {self.name!r} is an async function; expected a plain one that returns the reward"
+            )
+        self.source_hash = _source_hash(fn)
+        """16 hex digits that change with the function's source."""
+        self._read_parameters()
+
+    def _read_parameters(self) -> None:
+        try:
+            parameters = inspect.signature(self.fn).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise RewardError(f"cannot read the parameters of reward {self.name!r}. {_ACCEPTED}") from error
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        names = [p.name for p in named]
+        required = [p.name for p in named if p.default is p.empty]
+        plural, singular = ([n for n in names if n in known] for known in (_PLURAL, _SINGULAR))
+        shown = ", ".join(str(p) for p in parameters)
+        self._lone = ""
+        if plural and singular:
+            raise RewardError(f"reward {self.name!r}({shown}) mixes lists {plural} and single {singular}. {_ACCEPTED}")
+        if not plural and not singular:
+            if len(required) != 1:
+                near = [m for n in names for m in difflib.get_close_matches(n, (*_PLURAL, *_SINGULAR), n=1)]
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise RewardError(
+                    f"reward {self.name!r}({shown}) takes neither responses nor response.{hint} {_ACCEPTED}"
+                )
+            self._lone = required[0]
+        positional = [p.name for p in named if p.kind is p.POSITIONAL_ONLY and p.name != self._lone]
+        if any(name in required for name in positional) or (self._lone and positional):
+            raise RewardError(f"reward {self.name!r}({shown}) has positional-only parameters {positional}. {_ACCEPTED}")
+        self._positional = any(p.name == self._lone and p.kind is p.POSITIONAL_ONLY for p in named)
+        self.batched = bool(plural)
+        """True when the function is called once with lists."""
+        self._parameters = {n: n in required for n in names if n != self._lone}
+        self._takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], columns: Sequence[Mapping[str, Any]]
+    ) -> list[float]:
+        """The reward of each sample, NaN where the function abstained.
+
+        Args:
+            prompts, responses: text, one per sample.
+            columns: dataset columns of each sample; one that some samples lack is None for them.
+
+        Raises:
+            RewardError: a column the function asks for is missing, the function raised, or its answer has the wrong
+                length, type, or is not finite. Names the function and the sample.
+        """
+        if not len(prompts) == len(responses) == len(columns):
+            raise RewardError(
+                f"reward {self.name!r} needs one prompt, response and column dict per sample, given "
+                f"{len(prompts)}, {len(responses)} and {len(columns)}"
+            )
+        if not responses:
+            return []
+        arguments = self._arguments(prompts, responses, columns)
+        if self.batched:
+            return self._checked(self._call(arguments, None), len(responses))
+        scores = []
+        for index, response in enumerate(responses):
+            sample = {name: values[index] for name, values in arguments.items()}
+            lone = [response] if self._lone else []
+            scores.append(self._number(self._call(sample, index, *lone), index))
+        return scores
+
+    def _arguments(
+        self, prompts: Sequence[str], responses: Sequence[str], columns: Sequence[Mapping[str, Any]]
+    ) -> dict[str, list[Any]]:
+        """List of values per parameter name."""
+        texts = dict(zip(_PLURAL if self.batched else _SINGULAR, (list(prompts), list(responses)), strict=True))
+        present = {name: None for row in columns for name in row}
+        wanted = [n for n in self._parameters if n not in texts and (n in present or self._parameters[n])]
+        for name in wanted:
+            if name not in present:
+                known = ", ".join(map(repr, present)) or "none"
+                raise RewardError(
+                    f"reward {self.name!r} asks for a column {name!r} that the data lacks (columns: {known}). Rename "
+                    f"the parameter, give it a default, or add the column. {_ACCEPTED}"
+                )
+        if self._takes_rest:
+            wanted += [n for n in present if n not in (*wanted, *_PLURAL, *_SINGULAR, self._lone)]
+        given = {name: values for name, values in texts.items() if name in self._parameters}
+        return given | {name: [row.get(name) for row in columns] for name in wanted}
+
+    def _call(self, arguments: dict[str, Any], index: int | None, *lone: str) -> Any:
+        try:
+            if lone and not self._positional:
+                return self.fn(**{self._lone: lone[0]}, **arguments)
+            return self.fn(*lone, **arguments)
+        except Exception as error:
+            place = "" if index is None else f" on sample {index}"
+            raise RewardError(f"reward {self.name!r} raised {type(error).__name__}{place}: {error}") from error
+
+    def _checked(self, answer: Any, count: int) -> list[float]:
+        listed = answer.tolist() if hasattr(answer, "tolist") else answer
+        if isinstance(listed, str | bytes) or not isinstance(listed, Sequence):
+            raise RewardError(
+                f"reward {self.name!r} returned {type(answer).__name__} {answer!r:.80}; expected a list of {count}"
+            )
+        if len(listed) != count:
+            raise RewardError(
+                f"reward {self.name!r} returned {len(listed)} rewards for {count} samples; expected one per sample, "
+                "None where it abstains"
+            )
+        return [self._number(value, index) for index, value in enumerate(listed)]
+
+    def _number(self, value: Any, index: int) -> float:
+        if value is None:
+            return math.nan
+        plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+        try:
+            number = float(plain) if isinstance(plain, numbers.Real) else None
+        except OverflowError:
+            number = math.inf
+        if number is None or not math.isfinite(number):
+            kind = "" if isinstance(plain, numbers.Real) else f"{type(value).__name__} "
+            raise RewardError(
+                f"reward {self.name!r} returned {kind}{value!r:.80} for sample {index}; expected a finite number, or "
+                "None to abstain"
+            )
+        return number
+
+    def __repr__(self) -> str:
+        return f"RewardFunction({self.name!r}, batched={self.batched}, source_hash={self.source_hash!r})"
+
+
+def _name_of(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = str(getattr(fn, "__name__", type(fn).__name__))
+    return "reward" if name == "<lambda>" else name
+
+
+def _source_hash(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    target = fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn)
+    try:
+        text = textwrap.dedent(inspect.getsource(target))
+    except (OSError, TypeError):
+        code = getattr(fn, "__code__", None)
+        text = _code_text(code) if code is not None else f"{target.__module__}.{target.__qualname__}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _code_text(code: CodeType) -> str:
+    """What a code object does, without memory addresses, for functions whose source cannot be found."""
+    constants = [_code_text(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"

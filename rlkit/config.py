@@ -46,6 +46,11 @@ class _Checked:
         for spec in dataclasses.fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, spec.name, _coerce(type(self), spec, getattr(self, spec.name)))
 
+    @classmethod
+    def doc(cls, name: str) -> str:
+        """The docstring of one field."""
+        return _field_docs(cast(Hashable, cls))[name]
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
@@ -84,10 +89,10 @@ class TrainerConfig(_Checked):
     total_steps: int | None = _fixed(None, low=1)
     """Steps a run trains for when none are named; also the length of a decaying learning-rate schedule."""
 
-    lr: float = _live(1e-6, low=0.0)
-    """Peak learning rate of the actor's optimizer (and of a critic that shares its trunk)."""
+    lr: float | None = _live(None, low=0.0)
+    """Peak learning rate of the actor. None takes that of an optimizer the actor came with, else 1e-6."""
     critic_lr: float | None = _live(None, low=0.0)
-    """Learning rate of the critic; None takes `lr` for a critic with its own trunk and 10 times `lr` for a bare head."""
+    """Peak learning rate of the critic. None takes that of an optimizer the critic came with, else the actor's."""
     lr_schedule: Literal["constant", "linear", "cosine"] = _fixed("constant")
     """Shape of the learning rate after warm-up; linear and cosine fall to zero at `total_steps`."""
     warmup_steps: int = _fixed(0, low=0)
@@ -103,8 +108,8 @@ class TrainerConfig(_Checked):
     """Weight of the KL penalty that holds the policy near the reference."""
     kl_placement: Literal["reward", "loss"] = _fixed("reward")
     """Where the penalty enters: subtracted from each token's reward, or added to the loss (GRPO)."""
-    kl_estimator: Literal["k1", "k2", "k3", "k3+"] = _fixed("k1")
-    """Estimator of the per-token KL (Schulman 2020); "k3+" has k3's value with k2's unbiased gradient."""
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = _fixed("k1")
+    """Estimator of the per-token KL, see `rlkit.algorithms.kl`; "k3+" has k3's value with k2's unbiased gradient."""
     kl_target: float | None = _live(None, above=0.0)
     """Target KL a response, in nats, for the adaptive coefficient (Ziegler et al. 2019); None keeps `kl_coef` fixed."""
     kl_horizon: int = _fixed(10_000, low=1)
@@ -129,8 +134,6 @@ class TrainerConfig(_Checked):
     """Discount of future rewards, per token."""
     lam: float = _live(0.95, low=0.0, high=1.0)
     """GAE's lambda."""
-    bootstrap_truncated: bool = _fixed(False)
-    """Take the critic's value as the future of responses cut off at the length limit, instead of zero."""
     whiten_advantages: bool = _fixed(True)
     """PPO: shift and scale the advantages of a step to mean 0 and variance 1 over response tokens."""
     scale_by_std: bool = _fixed(True)
@@ -181,6 +184,11 @@ class TrainerConfig(_Checked):
                 f"minibatch_size={self.minibatch_size} exceeds batch_size={self.batch_size}; a minibatch is a part of "
                 "the step's rollouts"
             )
+        if self.kl_placement == "loss" and self.kl_estimator == "k1":
+            raise ConfigError(
+                "kl_estimator='k1' in the loss holds nothing: its expected gradient is zero. Take 'k3+' or 'k2' with "
+                "kl_placement='loss', or 'k1' with kl_placement='reward'"
+            )
         if self.lr_schedule != "constant" and self.total_steps is None:
             raise ConfigError(f"lr_schedule={self.lr_schedule!r} falls to zero at total_steps; set total_steps too")
 
@@ -195,9 +203,21 @@ class TrainerConfig(_Checked):
         return tuple(f.name for f in dataclasses.fields(cls) if f.metadata.get("live"))
 
     @classmethod
-    def doc(cls, name: str) -> str:
-        """The docstring of one field."""
-        return _field_docs(cast(Hashable, cls))[name]
+    def live_specs(cls) -> dict[str, dict[str, Any]]:
+        """For each live field its type ("float" or "int"), bounds (inclusive; None where open) and docstring."""
+        hints = _hints(cast(Hashable, cls))
+        specs = {}
+        for entry in dataclasses.fields(cls):
+            if entry.metadata.get("live"):
+                kind = next(k for k in (int, float) if k is hints[entry.name] or k in get_args(hints[entry.name]))
+                low = entry.metadata["above"] if entry.metadata["low"] is None else entry.metadata["low"]
+                specs[entry.name] = {
+                    "type": kind.__name__,
+                    "min": low,
+                    "max": entry.metadata["high"],
+                    "doc": cls.doc(entry.name),
+                }
+        return specs
 
     def replace_live(self, changes: Mapping[str, Any]) -> Self:
         """A copy with some live fields changed; all of them or none.

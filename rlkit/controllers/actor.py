@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,16 +10,14 @@ import torch
 from torch import nn
 
 from rlkit.batch import RolloutBatch
+from rlkit.controllers.base import Emit
 from rlkit.controllers.hosted import HostedController
 from rlkit.device_map import DeviceMap
-from rlkit.engines.logprobs import TokenScores, response_scores
+from rlkit.engines.logprobs import EntropyMode, TokenScores, response_scores
 from rlkit.engines.models import load_causal_lm, load_tokenizer
 from rlkit.errors import ModelError
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.native import NativeGenerator
-
-Emit = Callable[[list[int], Mapping[str, Any]], None]
-
 
 class ActorController(HostedController):
     """The language model that is trained.
@@ -75,6 +74,7 @@ class ActorController(HostedController):
         self.sampling = SamplingParams(max_new_tokens=32, stop_token_ids=self.stop_token_ids)
         self.rng = torch.Generator().manual_seed(0)
         self.policy_version = 0
+        self.generation_seconds = 0.0
         self.generator = NativeGenerator(self.model)
 
     @property
@@ -108,14 +108,14 @@ class ActorController(HostedController):
         return self._sample(batch, emit)
 
     def scores(
-        self, batch: RolloutBatch, temperature: float, *, entropy: bool = False, hidden: bool = False
+        self, batch: RolloutBatch, temperature: float, *, entropy: EntropyMode = None, hidden: bool = False
     ) -> TokenScores:
         """Log-probs (B,T) of the batch's responses under the current weights, in one forward pass.
 
         Args:
             batch: rollouts with `generated_ids`, `attention_mask` and `response_mask`.
             temperature: of the distribution that the log-probs belong to.
-            entropy: also return the entropy (B,T) of that distribution, in nats.
+            entropy: also return the entropy (B,T) of that distribution, in nats: its "value", or "differentiable".
             hidden: also return the states (B,T,H) before each response token.
         """
         return response_scores(
@@ -145,6 +145,7 @@ class ActorController(HostedController):
             if emit is not None:
                 emit(rows, self._fields(finished))
 
+        started = time.perf_counter()
         generated = self.generator.generate(
             batch.input_ids.to(self.device),
             batch.attention_mask.to(self.device),
@@ -152,6 +153,7 @@ class ActorController(HostedController):
             self.rng,
             hand_on if emit is not None else None,
         )
+        self.generation_seconds = time.perf_counter() - started
         return self._fields(generated)
 
     def _fields(self, generated: Generated) -> dict[str, Any]:

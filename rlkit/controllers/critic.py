@@ -14,7 +14,7 @@ from rlkit.controllers.actor import ActorController, module_of
 from rlkit.controllers.hosted import HostedController
 from rlkit.device_map import DeviceMap
 from rlkit.engines.heads import ValueHead, load_head
-from rlkit.engines.logprobs import TokenScores, response_scores
+from rlkit.engines.logprobs import response_states
 from rlkit.engines.models import hidden_size, load_causal_lm, load_tokenizer, same_tokenizer
 from rlkit.errors import ModelError
 
@@ -103,22 +103,23 @@ class CriticController(HostedController):
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
         """Values (B,T) before the update; on a shared trunk also the policy's log-probs (B,T), from the same pass."""
         with torch.no_grad():
-            scores = self.forward(batch)
-            fields = {"values": self.head(scores.hidden)}
-        if self.trunk is not None:
-            fields["logprobs"] = scores.logprobs
-        return fields
+            if self.trunk is None:
+                return {"values": self.head(self.states(batch))}
+            scores = self.trunk.scores(batch, self.temperature, hidden=True)
+            return {"values": self.head(scores.hidden), "logprobs": scores.logprobs}
 
-    def forward(self, batch: RolloutBatch) -> TokenScores:
-        """States (B,T,H) before each response token, with log-probs where the trunk is the actor's."""
-        return response_scores(
+    @property
+    def trained_module(self) -> nn.Module:
+        """What learns from the value loss: model and head, or the head alone on a shared trunk."""
+        return self.head if self.trunk is not None else nn.ModuleDict(self.modules())
+
+    def states(self, batch: RolloutBatch) -> torch.Tensor:
+        """States (B,T,H) before each response token, from the critic's own model."""
+        return response_states(
             self.model,
             batch.generated_ids.to(self.device),
             batch.full_attention_mask.to(self.device),
             batch.prompt_width,
-            temperature=self.temperature,
-            hidden=True,
-            logprobs=self.trunk is not None,
         )
 
     def values_of(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,11 @@ class HostedController(Controller):
         """The modules that this controller keeps; a module that it merely uses is another controller's."""
         return {}
 
+    @property
+    def has_own_device_map(self) -> bool:
+        """Whether a device map was set on this controller, rather than taken by default."""
+        return getattr(self, "_device_map", None) is not None
+
     def placed(self, device_map: DeviceMap) -> None:
         """Moves the modules to the device that was set.
 

@@ -79,7 +79,7 @@ class RewardController(HostedController):
         self.writes = (self.field,)
         self.streams = self.model is None
         self.heavy = self.model is not None
-        self._latencies: list[tuple[float, int]] = []
+        self._seconds = 0.0
         if device_map is not None:
             self.device_map = device_map
 
@@ -95,13 +95,13 @@ class RewardController(HostedController):
         """
         started = time.perf_counter()
         scores = self.scorer.score(batch.prompts, batch.responses, batch.columns)
-        self._latencies.append((time.perf_counter() - started, len(scores)))
+        self._seconds += time.perf_counter() - started
         return {self.field: torch.tensor(scores, dtype=torch.float32)}
 
-    def take_latency(self) -> tuple[float, int]:
-        """Seconds spent scoring and rollouts scored since the last call."""
-        taken, self._latencies = self._latencies, []
-        return sum(seconds for seconds, _ in taken), sum(count for _, count in taken)
+    def take_latency(self) -> float:
+        """Seconds spent scoring since the last call."""
+        taken, self._seconds = self._seconds, 0.0
+        return taken
 
     def frozen_state_dict(self) -> dict[str, Any]:
         """Weights that are stored once for a whole run; none for a callable."""

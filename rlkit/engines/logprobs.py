@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from rlkit.engines.forward import call_logits, output_head
 from rlkit.errors import ModelError
 
-__all__ = ["TokenScores", "response_scores"]
+__all__ = ["TokenScores", "response_scores", "response_states"]
+
+EntropyMode = Literal["value", "differentiable"] | None
+
+_NO_HEAD = (
+    "{} does not say which module is its output head, so its hidden states cannot be read; give it a method "
+    "get_output_embeddings() that returns that module"
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ def response_scores(
     full_attention_mask: Tensor,
     prompt_width: int,
     temperature: float = 1.0,
-    entropy: bool = False,
+    entropy: EntropyMode = None,
     hidden: bool = False,
 ) -> TokenScores:
     """Log-probs (and entropies, and hidden states) of the response tokens, from one forward.
@@ -46,7 +53,7 @@ def response_scores(
         full_attention_mask: (B, L) bool, true at prompt and response tokens.
         prompt_width: P, width of the prompt block; responses start at this column.
         temperature: logits are divided by it (above 0), as in sampling.
-        entropy: also return entropies.
+        entropy: also return entropies, as numbers ("value") or with a gradient ("differentiable").
         hidden: also return the states before each token.
 
     Raises:
@@ -56,21 +63,49 @@ def response_scores(
     head = output_head(model)
     if head is None:
         return _scores_without_head(model, batch_ids, full_attention_mask, mask, temperature, entropy, hidden)
+    logits, kept = _run_with_head(model, head, batch_ids, full_attention_mask, mask)
+    states = _unpack_states(kept, mask) if hidden else None
+    return _from_logits(logits, batch_ids[:, prompt_width:][mask], mask, temperature, entropy, states)
+
+
+def response_states(model: nn.Module, batch_ids: Tensor, full_attention_mask: Tensor, prompt_width: int) -> Tensor:
+    """(B, T, H): the last hidden state before each response token; 0 at padding. No logits are computed.
+
+    Args as for `response_scores`.
+
+    Raises:
+        ModelError: when the model does not name its output head.
+    """
+    mask = full_attention_mask[:, prompt_width:].bool()
+    head = output_head(model)
+    if head is None:
+        raise ModelError(_NO_HEAD.format(type(model).__name__))
+    _, kept = _run_with_head(model, head, batch_ids, full_attention_mask, mask, predict=False)
+    return _unpack_states(kept, mask)
+
+
+def _run_with_head(
+    model: nn.Module, head: nn.Module, batch_ids: Tensor, full_attention_mask: Tensor, mask: Tensor, predict: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Logits (N, V) and states (N, H) at the N real response tokens; without `predict` the logits are of none."""
     captured: list[Tensor] = []
+    prompt_width = batch_ids.shape[1] - mask.shape[1]
 
     def keep_response_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         states: Tensor = arguments[0]
         captured.append(states[:, prompt_width - 1 :][mask])
-        return (captured[0].unsqueeze(0), *arguments[1:])
+        return (captured[0].unsqueeze(0) if predict else captured[0][None, :0], *arguments[1:])
 
     with ExitStack() as stack:
         stack.callback(head.register_forward_pre_hook(keep_response_tokens).remove)
         # The last token predicts nothing that is scored, so it needs no forward.
         logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)[0]
-    states = captured[0].new_zeros(*mask.shape, captured[0].shape[-1]) if hidden else None
-    if states is not None:
-        states = states.masked_scatter(mask.unsqueeze(-1), captured[0])
-    return _from_logits(logits, batch_ids[:, prompt_width:][mask], mask, temperature, entropy, states)
+    return logits, captured[0]
+
+
+def _unpack_states(kept: Tensor, mask: Tensor) -> Tensor:
+    """(N, H) states of the true positions -> (B, T, H) with zeros elsewhere."""
+    return kept.new_zeros(*mask.shape, kept.shape[-1]).masked_scatter(mask.unsqueeze(-1), kept)
 
 
 def _scores_without_head(
@@ -79,26 +114,26 @@ def _scores_without_head(
     full_attention_mask: Tensor,
     mask: Tensor,
     temperature: float,
-    entropy: bool,
+    entropy: EntropyMode,
     hidden: bool,
 ) -> TokenScores:
     if hidden:
-        raise ModelError(
-            f"{type(model).__name__} does not say which module is its output head, so its hidden states cannot be "
-            "read; give it a method get_output_embeddings() that returns that module"
-        )
+        raise ModelError(_NO_HEAD.format(type(model).__name__))
     logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
     width = mask.shape[1]
     return _from_logits(logits[:, -width:][mask], batch_ids[:, -width:][mask], mask, temperature, entropy, None)
 
 
 def _from_logits(
-    logits: Tensor, tokens: Tensor, mask: Tensor, temperature: float, entropy: bool, hidden: Tensor | None
+    logits: Tensor, tokens: Tensor, mask: Tensor, temperature: float, entropy: EntropyMode, hidden: Tensor | None
 ) -> TokenScores:
     """From logits (N, V) and tokens (N,) of the N real response tokens."""
     logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
     chosen = logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    spread = -(logprobs.exp() * logprobs).sum(-1) if entropy else None
+    spread = None
+    if entropy:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "differentiable"):
+            spread = -(logprobs.exp() * logprobs).sum(-1)
     return TokenScores(_unpack(chosen, mask), None if spread is None else _unpack(spread, mask), hidden)
 
 

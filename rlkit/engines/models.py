@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from rlkit.engines.forward import bare_model
+from rlkit.engines.forward import bare_model, output_head
 from rlkit.engines.small_model import is_small_model, small_model_path
 from rlkit.errors import ModelError
 
@@ -157,3 +157,23 @@ def context_length(model: nn.Module) -> int | None:
         config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     return int(limit) if limit else None
+
+
+def hidden_size(model: nn.Module) -> int:
+    """H, the width of the model's last hidden state.
+
+    Raises:
+        ModelError: when neither its configuration nor its output head tells.
+    """
+    config = getattr(bare_model(model), "config", None)
+    text_config = getattr(config, "get_text_config", lambda: config)()
+    width = getattr(text_config, "hidden_size", None)
+    head = output_head(model)
+    if width is None and head is not None:
+        width = getattr(head, "in_features", None)
+    if width is None:
+        raise ModelError(
+            f"{type(model).__name__} does not say how wide its hidden states are; give it config.hidden_size, or "
+            "get_output_embeddings() that returns a linear layer"
+        )
+    return int(width)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlkit.algorithms.advantages import gae, group_advantages
+from rlkit.algorithms.advantages import gae, group_advantages, place_rewards
 from rlkit.algorithms.kl import kl_estimate
 from rlkit.algorithms.masked import masked_whiten
 from rlkit.batch import RolloutBatch
@@ -67,79 +67,70 @@ class PolicyScores(Controller):
             return {"logprobs": self.actor.scores(batch, self.live.config.temperature).logprobs}
 
 
-class TokenRewards:
-    """Places a response's reward on its last token and the KL penalty on every token.
+class _Rewarded(Controller):
+    """What both estimators share: the reward on a response's last token, and the KL penalty on every token.
 
     Args:
-        live: holder of `kl_coef`, `kl_estimator` and `kl_placement`.
-        penalised: whether `logprobs` and `ref_logprobs` are there to measure the KL by.
+        live: holder of `kl_coef`, `kl_estimator` and what else the estimator reads.
+        penalised: whether the KL penalty is part of the reward, measured by `logprobs` and `ref_logprobs`.
     """
-
-    def __init__(self, live: HasConfig, penalised: bool) -> None:
-        self.live = live
-        self.penalised = penalised
-        self.reads: tuple[str, ...] = ("rewards", REWARD_VALID.name, "response_mask")
-        if penalised:
-            self.reads += ("logprobs", "ref_logprobs")
-
-    def place(self, batch: RolloutBatch) -> Tensor:
-        """Token rewards (B,T): reward on the last sampled token, minus kl_coef times the KL estimate per token."""
-        config = self.live.config
-        mask = batch.response_mask
-        last = (batch.response_lengths - 1).clamp_min(0).unsqueeze(1)
-        tokens = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-        tokens.scatter_(1, last, batch.rewards.to(mask.device).unsqueeze(1))
-        if self.penalised and config.kl_coef:
-            kl = kl_estimate(batch.logprobs, batch.ref_logprobs, config.kl_estimator)
-            tokens = tokens - config.kl_coef * kl
-        return tokens * mask
-
-
-class GaeAdvantages(Controller):
-    """PPO's advantages and returns (B,T) by generalised advantage estimation."""
 
     role = "advantage"
     heavy = False
-    writes = ("token_rewards", "advantages", "returns")
 
     def __init__(self, live: HasConfig, penalised: bool) -> None:
         super().__init__("advantages")
         self.live = live
-        self.rewards = TokenRewards(live, penalised)
-        self.reads = (*self.rewards.reads, "values", "finish_reasons")
+        self.penalised = penalised
+        self.reads = ("rewards", REWARD_VALID.name, "response_mask")
+        if penalised:
+            self.reads += ("logprobs", "ref_logprobs")
+
+    def token_rewards(self, batch: RolloutBatch) -> Tensor:
+        """(B,T) rewards after the penalty was placed."""
+        config = self.live.config
+        kl = None
+        if self.penalised and config.kl_coef:
+            kl = kl_estimate(batch.logprobs, batch.ref_logprobs, config.kl_estimator)
+        return place_rewards(batch.rewards, batch.response_mask, kl, config.kl_coef)
+
+
+class GaeAdvantages(_Rewarded):
+    """PPO's advantages and returns (B,T) by generalised advantage estimation."""
+
+    writes = ("token_rewards", "advantages", "returns")
+
+    def __init__(self, live: HasConfig, penalised: bool) -> None:
+        super().__init__(live, penalised)
+        self.reads += ("values",)
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
         config = self.live.config
-        token_rewards = self.rewards.place(batch)
+        token_rewards = self.token_rewards(batch)
         mask = batch.response_mask
-        bootstrap = _truncation_values(batch) if config.bootstrap_truncated else None
-        advantages, returns = gae(token_rewards, batch.values, mask, config.gamma, config.lam, bootstrap=bootstrap)
+        advantages, returns = gae(token_rewards, batch.values, mask, config.gamma, config.lam)
         learned = loss_mask(batch)
         if config.whiten_advantages and int(learned.sum()) > 1:
             advantages = masked_whiten(advantages, learned)
         return {"token_rewards": token_rewards, "advantages": advantages * learned, "returns": returns * mask}
 
 
-class GroupAdvantages(Controller):
+class GroupAdvantages(_Rewarded):
     """GRPO's advantages (B,T): a response's reward against its group's mean (and standard deviation)."""
 
-    role = "advantage"
-    heavy = False
     writes = ("token_rewards", "advantages")
 
     def __init__(self, live: HasConfig, penalised: bool) -> None:
-        super().__init__("advantages")
-        self.live = live
-        self.rewards = TokenRewards(live, penalised)
-        self.reads = (*self.rewards.reads, "groups")
+        super().__init__(live, penalised)
+        self.reads += ("groups",)
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
-        token_rewards = self.rewards.place(batch)
-        scores = token_rewards.sum(1)
-        valid = batch.reward_valid
-        advantages = torch.zeros_like(scores)
-        advantages[valid] = group_advantages(
-            scores[valid], batch.groups.to(scores.device)[valid], scale_by_std=self.live.config.scale_by_std
+        token_rewards = self.token_rewards(batch)
+        advantages = group_advantages(
+            token_rewards.sum(1),
+            batch.groups,
+            scale_by_std=self.live.config.scale_by_std,
+            valid=batch.reward_valid,
         )
         return {"token_rewards": token_rewards, "advantages": advantages.unsqueeze(1) * loss_mask(batch)}
 
@@ -148,13 +139,3 @@ def loss_mask(batch: RolloutBatch) -> Tensor:
     """(B,T) bool: sampled tokens of the rollouts that are learned from."""
     mask: Tensor = batch.response_mask & batch.reward_valid.unsqueeze(1)
     return mask
-
-
-def _truncation_values(batch: RolloutBatch) -> Tensor:
-    """(B,) value of the last scored state for responses cut off at the limit, 0 for finished ones.
-
-    The state after the last token is never scored by the critic, so its value is taken from the state before it.
-    """
-    last = (batch.response_lengths - 1).clamp_min(0).unsqueeze(1)
-    cut = torch.tensor([reason == "length" for reason in batch.finish_reasons], device=last.device)
-    return batch.values.gather(1, last).squeeze(1) * cut

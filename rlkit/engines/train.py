@@ -1,0 +1,178 @@
+"""Gradients to weights: accumulate, clip, update, and leave an update out when a gradient is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlkit.errors import CheckpointError, ConfigError, ModelError, RlkitError
+
+__all__ = ["Group", "TrainEngine", "adamw", "rebuild_optimizer"]
+
+Rate = Callable[[], float]
+
+
+class NonFiniteGradients(RlkitError, RuntimeError):
+    """Too many updates in a row had gradients that are not finite."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters of one module that share a learning rate.
+
+    Attributes:
+        name: prefix of the parameters' names in the state, unique in an engine.
+        module: its parameters with `requires_grad` are trained.
+        optimizer: an optimizer a user built on them, taken over with its settings; None gives AdamW.
+    """
+
+    name: str
+    module: nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Trained parameters by name, each once however many names it has."""
+        return {f"{self.name}.{n}": p for n, p in self.module.named_parameters() if p.requires_grad}
+
+
+class TrainEngine:
+    """Updates the parameters of one or more groups together.
+
+    Dropout and its kin are the caller's business; the engine only sees losses. State is keyed by parameter name, so
+    that it fits the same model wherever it lives.
+
+    Args:
+        groups: what is trained. The first group's optimizer decides the algorithm.
+        weight_decay: of AdamW, where no optimizer was given.
+        max_bad_steps: consecutive updates with non-finite gradients after which `step` raises.
+
+    Raises:
+        ModelError: nothing to train, or an optimizer that holds other parameters than its group.
+    """
+
+    def __init__(self, groups: list[Group], weight_decay: float = 0.0, max_bad_steps: int = 3) -> None:
+        self.groups = groups
+        self.parameters = {name: p for group in groups for name, p in group.parameters().items()}
+        if not self.parameters:
+            raise ModelError("no parameter of the model is to be trained (requires_grad is off everywhere)")
+        self.optimizer = rebuild_optimizer(groups, weight_decay)
+        self.max_bad_steps = max_bad_steps
+        self.bad_steps = 0
+        self.skipped = 0
+
+    def set_lr(self, rates: Mapping[str, float]) -> None:
+        """Learning rate of each group by name. A user's parameter groups keep their ratios to the largest."""
+        for options in self.optimizer.param_groups:
+            options["lr"] = rates[options["rlkit_group"]] * options["rlkit_share"]
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of a micro-batch's loss to those already there."""
+        if loss.requires_grad:
+            loss.backward()
+
+    def step(self, max_grad_norm: float) -> float:
+        """Clips, updates and clears the gradients; returns their norm before clipping.
+
+        With a NaN or an infinity among them nothing is updated: weights and optimizer state stay as they were.
+
+        Raises:
+            NonFiniteGradients: it was the `max_bad_steps`-th time in a row.
+        """
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        total = float(norm)
+        if math.isfinite(total):
+            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), max_grad_norm, norm)
+            self.optimizer.step()
+            self.bad_steps = 0
+        else:
+            self.bad_steps += 1
+            self.skipped += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.bad_steps >= self.max_bad_steps:
+            raise NonFiniteGradients(
+                f"{self.bad_steps} updates in a row had non-finite gradients (norm {total}) and were left out; the "
+                "weights are those before them. Lower the learning rate or look at the rewards, then go on"
+            )
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"optimizer": {parameter name: {slot: tensor}}, "bad_steps", "skipped"}."""
+        names = {id(p): name for name, p in self.parameters.items()}
+        slots = {names[id(p)]: dict(state) for p, state in self.optimizer.state.items()}
+        return {"optimizer": slots, "bad_steps": self.bad_steps, "skipped": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` gave.
+
+        Raises:
+            CheckpointError: keys or parameter names do not fit.
+        """
+        if set(state) != {"optimizer", "bad_steps", "skipped"}:
+            raise CheckpointError(f"an engine's state holds optimizer, bad_steps and skipped, got {sorted(state)}")
+        if odd := sorted(set(state["optimizer"]) - set(self.parameters)):
+            raise CheckpointError(f"the optimizer state is for other parameters, first {odd[0]!r}")
+        self.optimizer.state.clear()
+        for name, slots in state["optimizer"].items():
+            parameter = self.parameters[name]
+            self.optimizer.state[parameter] = {
+                slot: value.clone().to(parameter.device if value.dim() else value.device)
+                if isinstance(value, Tensor)
+                else value
+                for slot, value in slots.items()
+            }
+        self.bad_steps, self.skipped = int(state["bad_steps"]), int(state["skipped"])
+
+    def release(self) -> None:
+        """Drops optimizer state and gradients."""
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def rebuild_optimizer(groups: list[Group], weight_decay: float) -> torch.optim.Optimizer:
+    """One optimizer over all groups, with the class and settings of the users' own where given.
+
+    Raises:
+        ModelError: a user's optimizer holds other parameters than its group's module.
+        ConfigError: users' optimizers of two groups are of different classes.
+    """
+    given = [group.optimizer for group in groups if group.optimizer is not None]
+    if len({type(optimizer) for optimizer in given}) > 1:
+        raise ConfigError("optimizers of parts that are trained together must be of one class")
+    options: list[dict[str, Any]] = []
+    for group in groups:
+        options += _options(group, weight_decay)
+    cls: Any = type(given[0]) if given else torch.optim.AdamW
+    return cls(options)  # type: ignore[no-any-return]
+
+
+def _options(group: Group, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups for the optimizer's constructor."""
+    parameters = group.parameters()
+    mark = {"rlkit_group": group.name, "rlkit_share": 1.0}
+    if group.optimizer is None:
+        return [{"params": list(parameters.values()), **adamw(weight_decay), **mark}]
+    held = {id(p) for options in group.optimizer.param_groups for p in options["params"]}
+    if missing := [name for name, p in parameters.items() if id(p) not in held]:
+        raise ModelError(
+            f"the optimizer holds {len(held)} parameters but not {missing[0]!r}; build it on model.parameters() of the "
+            "model the controller is given"
+        )
+    top = max(float(options["lr"]) for options in group.optimizer.param_groups) or 1.0
+    trained = {id(p) for p in parameters.values()}
+    rebuilt = []
+    for options in group.optimizer.param_groups:
+        kept = [p for p in options["params"] if id(p) in trained]
+        if kept:
+            rebuilt.append({**options, "params": kept, **mark, "rlkit_share": float(options["lr"]) / top})
+    return rebuilt
+
+
+def adamw(weight_decay: float) -> dict[str, Any]:
+    """AdamW's settings where no optimizer was given; the fused kernel, which is the fastest on CPU and GPU."""
+    return {"lr": 0.0, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay, "fused": True}

@@ -1,0 +1,121 @@
+"""From what a user hands to a trainer to controllers, weights, devices and a complete dataflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from rlkit.config import TrainerConfig
+from rlkit.controllers.actor import ActorController
+from rlkit.controllers.base import Controller
+from rlkit.controllers.critic import CriticController
+from rlkit.controllers.hosted import HostedController
+from rlkit.controllers.reference import ReferenceController
+from rlkit.controllers.reward import RewardController
+from rlkit.dataflow import Dataflow
+from rlkit.device_map import DeviceMap
+from rlkit.errors import ConfigError, RewardError
+
+
+def as_rewards(given: Any) -> tuple[list[RewardController], dict[str, float]]:
+    """Reward controllers and starting weights from whatever a user passes.
+
+    Args:
+        given: a RewardController, a callable, a model or its name; a dictionary of term name to one of these; or a list
+            of these or of `(reward, weight)` pairs.
+
+    Raises:
+        RewardError: nothing was given, or two terms have the same name.
+    """
+    named: list[tuple[str | None, Any]]
+    if isinstance(given, Mapping):
+        named = list(given.items())
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        named = [(None, entry) for entry in given]
+    else:
+        named = [] if given is None else [(None, given)]
+    if not named:
+        raise RewardError("a trainer needs at least one reward: reward_model=a callable, a RewardController or a list")
+    rewards, weights = [], {}
+    for name, entry in named:
+        reward, weight = _weighed(entry)
+        controller = _as_reward(reward, name)
+        if controller.name in weights:
+            raise RewardError(
+                f"two reward terms are named {controller.name!r}; name one otherwise: RewardController(fn, name=...)"
+            )
+        rewards.append(controller)
+        weights[controller.name] = weight
+    return rewards, weights
+
+
+def _weighed(entry: Any) -> tuple[Any, float]:
+    if isinstance(entry, tuple):
+        if len(entry) != 2 or isinstance(entry[1], bool) or not isinstance(entry[1], int | float):
+            raise RewardError(f"a weighted reward is a pair (reward, weight), got {entry!r}")
+        return entry[0], float(entry[1])
+    return entry, 1.0
+
+
+def _as_reward(given: Any, name: str | None) -> RewardController:
+    if not isinstance(given, RewardController):
+        return RewardController(given, name=name)
+    if name is not None and given.name != name:
+        raise RewardError(f"the reward controller {given.name!r} stands under the key {name!r}; make the two agree")
+    return given
+
+
+def place(config: TrainerConfig, actor: ActorController, others: Sequence[HostedController]) -> None:
+    """Moves every controller to its device: the configuration's, else its own, else the actor's."""
+    mappings = {
+        "actor": config.actor_device_mapping,
+        "critic": config.critic_device_mapping,
+        "reward": config.reward_device_mapping,
+        "reference": config.reference_device_mapping,
+    }
+    for controller in (actor, *others):
+        mapping = mappings.get(controller.role)
+        if mapping is not None:
+            if set(mapping) != {"model"}:
+                raise ConfigError(
+                    f"{controller.role}_device_mapping names {sorted(mapping)}; expected {{'model': devices}}"
+                )
+            controller.device_map = DeviceMap.from_spec(mapping["model"])
+        elif controller is actor or controller.has_own_device_map:
+            controller.device_map = controller.device_map
+        else:
+            controller.device_map = actor.device_map
+
+
+def complete(
+    dataflow: Dataflow | None,
+    actor: ActorController,
+    rewards: Sequence[RewardController],
+    critic: CriticController | None,
+    reference: ReferenceController | None,
+    mixer: Controller,
+    scorer: Controller | None,
+    advantages: Controller,
+) -> Dataflow:
+    """The user's dataflow with what a trainer adds: mixing, scoring, advantages, and the loops back to the learners.
+
+    The user's own edges and controllers stay; edges into the trainer's controllers are added from whatever they read.
+    """
+    flow = dataflow.copy() if dataflow is not None else Dataflow()
+    for reward in rewards:
+        flow.connect(actor.output, reward.input).connect(reward.output, mixer.input)
+    flow.connect(mixer.output, advantages.input)
+    for controller in (critic, reference, scorer):
+        if controller is not None:
+            flow.connect(actor.output, controller.input).connect(controller.output, advantages.input)
+    flow.connect(advantages.output, actor.feedback)
+    if critic is not None:
+        flow.connect(advantages.output, critic.feedback)
+    return flow
+
+
+def hosted(controllers: Sequence[Controller | nn.Module | None]) -> list[HostedController]:
+    """Those of the controllers that keep torch modules."""
+    return [controller for controller in controllers if isinstance(controller, HostedController)]

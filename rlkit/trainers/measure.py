@@ -1,0 +1,110 @@
+"""What a step reports: metrics of its rollouts, and the table of rollouts for the run folder."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlkit.algorithms.kl import kl_estimate
+from rlkit.batch import RolloutBatch
+from rlkit.metrics import telemetry
+
+if TYPE_CHECKING:
+    from rlkit.trainers.base import Trainer
+
+
+def measure(trainer: Trainer, batch: RolloutBatch) -> None:
+    """Adds the metrics of a step's rollouts to the trainer's tracker."""
+    _measure_rewards(trainer, batch)
+    _measure_responses(trainer, batch)
+    tracker = trainer.tracker
+    if "ref_logprobs" in batch:
+        kl = reference_kl(batch)
+        tracker.add_sum_count("kl/per_token", kl.sum(), batch.response_lengths.sum())
+        tracker.add_sum_count("kl/per_response", kl.sum(), batch.batch_size)
+        tracker.add("kl/coef", trainer.config.kl_coef)
+    for name, value in telemetry.memory(devices_by_role(trainer)).items():
+        tracker.add(name, value)
+
+
+def _measure_rewards(trainer: Trainer, batch: RolloutBatch) -> None:
+    tracker = trainer.tracker
+    valid = batch.reward_valid
+    tracker.add_sum_count("reward/mean", batch.rewards[valid].sum(), int(valid.sum()))
+    if int(valid.sum()) > 1:
+        tracker.add("reward/std", batch.rewards[valid].std())
+    for name, term in batch.reward_terms.items():
+        given = ~term.isnan()
+        if bool(given.any()):
+            tracker.add_sum_count(f"reward/{name}", term[given].sum(), int(given.sum()))
+    tracker.add("reward/abstained_fraction", 1.0 - valid.float().mean())
+    latencies = [reward.take_latency() for reward in trainer.rewards]
+    tracker.add("reward/latency_ms", 1e3 * sum(latencies))
+
+
+def _measure_responses(trainer: Trainer, batch: RolloutBatch) -> None:
+    tracker = trainer.tracker
+    lengths = batch.response_lengths
+    tracker.add_sum_count("rollout/throughput_tokens_per_sec", lengths.sum(), trainer.actor.generation_seconds)
+    tracker.add_sum_count("rollout/tokens", lengths.sum(), 1)
+    tracker.add_sum_count("rollout/response_length", lengths.sum(), batch.batch_size)
+    cut = sum(reason == "length" for reason in batch.finish_reasons)
+    tracker.add_sum_count("rollout/truncated_fraction", cut, batch.batch_size)
+    repeated, bigrams = repeated_bigrams(batch)
+    tracker.add_sum_count("rollout/repeated_bigram_fraction", repeated, bigrams)
+    tracker.add("rollout/distinct_response_fraction", len(set(batch.responses)) / batch.batch_size)
+
+
+def repeated_bigrams(batch: RolloutBatch) -> tuple[int, int]:
+    """Bigrams of a response that stood earlier in the same response, and all bigrams, over the batch.
+
+    The share of the two is 1 minus distinct-2 (Li et al. 2016), a sign of degenerate text.
+    """
+    repeated = total = 0
+    tails = batch.generated_ids[:, batch.prompt_width :].tolist()
+    for tail, length in zip(tails, batch.response_lengths.tolist(), strict=True):
+        pairs = list(zip(tail[: length - 1], tail[1:length], strict=True))
+        repeated += len(pairs) - len(set(pairs))
+        total += len(pairs)
+    return repeated, total
+
+
+def reference_kl(batch: RolloutBatch) -> Tensor:
+    """(B,T) k3 estimate of the KL from the policy that sampled to the reference, in nats; 0 off the response."""
+    policy = batch.logprobs if "logprobs" in batch else batch.rollout_logprobs
+    kl: Tensor = kl_estimate(policy, batch.ref_logprobs, "k3") * batch.response_mask
+    return kl
+
+
+def rollout_table(batch: RolloutBatch) -> dict[str, list[Any]]:
+    """Columns of the run folder's rollout table, one entry a rollout (B each)."""
+    mask = batch.response_mask
+    advantage = (batch.advantages * mask).sum(1) / mask.sum(1).clamp_min(1)
+    table: dict[str, list[Any]] = {
+        "row": batch.rows.tolist(),
+        "group": batch.groups.tolist(),
+        "prompt": batch.prompts,
+        "response": batch.responses,
+        "reward": _numbers(batch.rewards.masked_fill(~batch.reward_valid, math.nan)),
+    }
+    for name, term in batch.reward_terms.items():
+        table[f"reward/{name}"] = _numbers(term)
+    table["response_length"] = batch.response_lengths.tolist()
+    table["finish_reason"] = batch.finish_reasons
+    table["policy_version"] = batch.policy_versions.tolist()
+    table["advantage"] = _numbers(advantage)
+    return table
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """Plain numbers; None where a term abstained."""
+    return [None if math.isnan(value) else value for value in values.to(torch.float64).tolist()]
+
+
+def devices_by_role(trainer: Trainer) -> dict[str, str]:
+    """Device of each role that keeps a model."""
+    controllers = (trainer.actor, trainer.critic, trainer.reference, *trainer.rewards)
+    return {c.role: c.device for c in controllers if c is not None and c.modules()}

@@ -1,0 +1,112 @@
+"""A trainer's state: what a checkpoint holds, what is stored once, and how memory is given up and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlkit.config import TrainerConfig
+from rlkit.controllers.base import Controller
+from rlkit.controllers.hosted import HostedController
+from rlkit.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rlkit.trainers.base import Trainer
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """Everything that training changes: leaves are tensors or plain values."""
+    return {
+        "global_step": trainer.global_step,
+        "settings": {name: getattr(trainer.config, name) for name in TrainerConfig.live_fields()},
+        "reward_weights": trainer.weights.state_dict(),
+        "prompts": trainer.prompts.state_dict(),
+        "controllers": {c.name: c.state_dict() for c in trainer.dataflow.controllers},
+        "learner": trainer.learner.state_dict(),
+    }
+
+
+def load_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Takes back what `state_of` gave.
+
+    Raises:
+        CheckpointError: keys are missing or unknown, or the controllers are not the same.
+    """
+    _require_keys("trainer", state, state_of_keys())
+    controllers = {c.name: c for c in trainer.dataflow.controllers}
+    _require_keys("controllers", state["controllers"], set(controllers))
+    for name, controller in controllers.items():
+        controller.load_state_dict(state["controllers"][name])
+    trainer.learner.load_state_dict(state["learner"])
+    trainer.prompts.load_state_dict(state["prompts"])
+    trainer.weights.load_state_dict(state["reward_weights"])
+    trainer.config = trainer.config.replace_live(state["settings"])
+    trainer.global_step = int(state["global_step"])
+
+
+def state_of_keys() -> set[str]:
+    """Keys of a trainer's state."""
+    return {"global_step", "settings", "reward_weights", "prompts", "controllers", "learner"}
+
+
+def frozen_state_of(trainer: Trainer) -> dict[str, Any]:
+    """Weights that never change, by controller."""
+    states = {c.name: c.frozen_state_dict() for c in hosted_controllers(trainer)}
+    return {name: state for name, state in states.items() if state}
+
+
+def load_frozen_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Takes back what `frozen_state_of` gave."""
+    frozen = {c.name: c for c in hosted_controllers(trainer) if c.frozen_state_dict()}
+    _require_keys("frozen weights", state, set(frozen))
+    for name, controller in frozen.items():
+        controller.load_frozen_state_dict(state[name])
+
+
+def release_memory(trainer: Trainer) -> None:
+    """Drops parameters, gradients and optimizer state; shapes stay, so that `take_memory` can bring them back.
+
+    Buffers stay: they are small, and those that are not saved could not be brought back.
+    """
+    trainer.learner.release()
+    for controller in hosted_controllers(trainer):
+        for module in controller.modules().values():
+            for parameter in module.parameters():
+                parameter.grad = None
+                parameter.rlkit_shape = parameter.shape  # type: ignore[attr-defined]
+                parameter.data = parameter.data.new_empty(0)
+    _empty_device_caches(trainer)
+
+
+def take_memory(trainer: Trainer) -> None:
+    """Makes room for the parameters again; their values are whatever is loaded next."""
+    for controller in hosted_controllers(trainer):
+        for module in controller.modules().values():
+            for parameter in module.parameters():
+                shape = getattr(parameter, "rlkit_shape", parameter.shape)
+                parameter.data = parameter.data.new_empty(shape)
+
+
+def hosted_controllers(trainer: Trainer) -> list[HostedController]:
+    """The trainer's controllers that keep torch modules."""
+    return [c for c in trainer.dataflow.controllers if isinstance(c, HostedController)]
+
+
+def _empty_device_caches(trainer: Trainer) -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    if any(_device(controller).startswith("cuda") for controller in trainer.dataflow.controllers):
+        torch.cuda.empty_cache()
+
+
+def _device(controller: Controller) -> str:
+    return controller.device if isinstance(controller, HostedController) else "cpu"
+
+
+def _require_keys(what: str, given: Mapping[str, Any], expected: set[str]) -> None:
+    if set(given) != expected:
+        missing, odd = sorted(expected - set(given)), sorted(set(given) - expected)
+        raise CheckpointError(f"the state does not fit this trainer's {what}: missing {missing}, unknown {odd}")

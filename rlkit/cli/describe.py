@@ -17,7 +17,6 @@ STATE_STYLES = {
     "stopped": "bold",
     "finished": "bold green",
     "failed": "bold red",
-    "lost": "bold red",
 }
 
 

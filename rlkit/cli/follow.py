@@ -11,7 +11,6 @@ from rich.text import Text
 from rlkit.cli.describe import STATE_STYLES, clean, flat_changes, request_details
 from rlkit.cli.plot import duration, number
 from rlkit.cli.view import RunView
-from rlkit.runs.protocol import LIVE_STATES
 
 _KEY_COUNT = 4
 
@@ -21,10 +20,10 @@ def follow(directory: Path, *, summary_only: bool = False, interval_s: float = 0
     console = Console(highlight=False)
     view = RunView(directory)
     console.print(summary(view), soft_wrap=True)
-    if summary_only:
+    if summary_only or not view.alive:
         return
     try:
-        while view.state in LIVE_STATES:
+        while view.alive:
             time.sleep(interval_s)
             for event in view.update():
                 if (line := describe_event(event, view)) is not None:

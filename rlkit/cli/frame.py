@@ -15,7 +15,6 @@ from rlkit.cli.charts import BORDER, chart, heading
 from rlkit.cli.describe import STATE_STYLES, clean, request_details, setting_text, stage_shares
 from rlkit.cli.plot import duration, number, sparkline
 from rlkit.cli.view import RunView
-from rlkit.runs.protocol import LIVE_STATES
 
 _WIDE = 100
 _SIDE = 44
@@ -104,13 +103,13 @@ def _stages(view: RunView) -> Text:
 
 
 def _facts(view: RunView) -> Text:
-    """The reason of the state or an error, else process, checkpoint and memory."""
-    if view.error is not None and view.state == "failed":
-        return Text(clean(str(view.error.get("message", ""))), style="red", no_wrap=True, overflow="ellipsis")
-    if view.state == "lost":
-        text = "the driver process is gone; what it had written is all here (see log.txt)"
-        return Text(text, style="red", no_wrap=True, overflow="ellipsis")
-    parts = [str(view.config.get("algorithm", "")), f"process {view.status.get('pid', '?')}"]
+    """The reason of the state or the error of a failed run, else process, checkpoint and memory."""
+    if view.state == "failed":
+        message = (view.error or {}).get("message") or view.status.get("reason") or "see log.txt"
+        return Text(clean(str(message)), style="red", no_wrap=True, overflow="ellipsis")
+    parts = [str(view.config.get("algorithm", ""))]
+    if view.alive:
+        parts.append(f"process {view.status.get('pid', '?')}")
     if view.checkpoint is not None:
         parts.append(f"checkpoint at step {view.checkpoint.get('step')}")
     for name, label in (("memory/actor_gpu_mem_mb", "GPU"), ("memory/process_rss_mb", "memory")):
@@ -214,7 +213,7 @@ def footer(view: RunView) -> Text:
     directory = view.reader.folder.root
     return Text.assemble(
         ("q", "bold"),
-        " leaves, the run goes on   " if view.state in LIVE_STATES else " leaves   ",
+        " leaves, the run goes on   " if view.alive else " leaves   ",
         (f"rlkit pause|resume|set|stop {directory}", "dim"),
         no_wrap=True,
         overflow="ellipsis",

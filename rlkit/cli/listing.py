@@ -1,7 +1,6 @@
 """`rlkit ls`: the runs below a folder."""
 
 import os
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -58,7 +57,7 @@ def _row(folder: Path, root: Path) -> tuple[Text | str, ...]:
         return name, Text("unreadable", style="red"), "", "", "", Text(str(error), style="dim")
     reward = view.series.get("reward/mean")
     step = f"{view.step}/{view.total_steps}" if view.total_steps else str(view.step)
-    ago = duration(time.time() - float(view.status.get("heartbeat") or 0)) + " ago"
+    ago = duration(float(view.status["heartbeat_age_s"])) + " ago"
     return (
         name,
         Text(view.state, style=STATE_STYLES.get(view.state, "")),

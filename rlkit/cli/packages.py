@@ -2,11 +2,12 @@
 
 import platform
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-import rlkit
+from rlkit import __version__
 from rlkit.cli.finding import Finding
 from rlkit.utils import installed_version
 
@@ -25,7 +26,7 @@ def findings() -> list[Finding]:
     """Python and rlkit, then one line for the core and one for each extra."""
     found = [
         Finding("Python", platform.python_version()),
-        Finding("rlkit", f"{rlkit.__version__} in {rlkit.__path__[0]}"),
+        Finding("rlkit", f"{__version__} in {Path(__file__).parents[1]}"),
     ]
     try:
         wanted = [Requirement(text) for text in requires(DISTRIBUTION) or []]

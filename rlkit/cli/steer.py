@@ -10,7 +10,6 @@ from rlkit.cli.describe import request_text
 from rlkit.cli.view import RunView
 from rlkit.errors import ConfigError, RequestRefused, RunError
 from rlkit.runs.control import send
-from rlkit.runs.protocol import LIVE_STATES
 
 _POLL_S = 0.1
 
@@ -81,7 +80,7 @@ def wait_until_over(directory: Path, *, timeout_s: float) -> str:
     """Wait until a run that was asked to stop has ended; returns its last state. RunError when that takes longer."""
     view = RunView(directory)
     deadline = time.monotonic() + timeout_s
-    while view.status.get("state") in LIVE_STATES and view.driven:
+    while view.alive:
         if time.monotonic() > deadline:
             raise RunError(f"the run is still {view.state} after {timeout_s:g} s; see `rlkit watch {directory}`")
         time.sleep(_POLL_S)
@@ -91,10 +90,10 @@ def wait_until_over(directory: Path, *, timeout_s: float) -> str:
 
 def _require_driven(view: RunView, kind: str) -> None:
     """RunError unless a driver will read the request."""
-    if view.state == "lost":
-        raise RunError(
-            f"cannot {kind}: the process that drove {view.name} is gone (state {view.status.get('state')} at step "
-            f"{view.step}); see {view.reader.folder.log}"
-        )
-    if view.state not in LIVE_STATES:
-        raise RunError(f"cannot {kind}: {view.name} is {view.state} at step {view.step}, nothing drives it any more")
+    if view.alive:
+        return
+    where = f"{view.name} is {view.state} at step {view.step}"
+    if view.status.get("parked"):
+        raise RunError(f"cannot {kind}: {where} and nobody drives it now; its trainer goes on where it was started")
+    reason = f" ({view.status['reason']})" if view.status.get("reason") else ""
+    raise RunError(f"cannot {kind}: {where}{reason}, and nothing drives it any more")

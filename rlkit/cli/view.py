@@ -3,7 +3,6 @@
 import fnmatch
 import math
 import os
-import time
 from array import array
 from bisect import bisect_left
 from collections import deque
@@ -12,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlkit.errors import RunError
-from rlkit.runs.layout import lock_is_held
-from rlkit.runs.protocol import LIVE_STATES
 from rlkit.runs.reader import RunReader
 
 # Shown first, in this order, where a run has them; the rest follow.
@@ -72,7 +69,6 @@ class RunView:
         self.error: dict[str, Any] | None = None
         self.checkpoint: dict[str, Any] | None = None
         self.status: dict[str, Any] = {}
-        self.driven = False
         self._rollouts_step: int | None = None
         self._samples: tuple[int, list[dict[str, Any]]] | None = None
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -88,8 +84,7 @@ class RunView:
 
     def update(self) -> list[dict[str, Any]]:
         """Read the status and the new events; returns those events."""
-        self.status = self.reader.status()
-        self.driven = lock_is_held(self.reader.folder)
+        self.status = self.reader.live_status()
         events = self.reader.poll()
         for event in events:
             if handler := self._handlers.get(event.get("type", "")):
@@ -102,11 +97,13 @@ class RunView:
 
     @property
     def state(self) -> str:
-        """The state in status.json, or "lost" when it says that the run is alive but nothing drives it."""
-        state = str(self.status.get("state", "unknown"))
-        local = self.status.get("host", os.uname().nodename) == os.uname().nodename
-        alive = self.driven if local else time.time() - float(self.status.get("heartbeat", 0)) < 30
-        return "lost" if state in LIVE_STATES and not alive else state
+        """The state as it is now: "failed" when the process that drove the run has died."""
+        return str(self.status.get("state", "unknown"))
+
+    @property
+    def alive(self) -> bool:
+        """Whether a driver is there and answers requests."""
+        return bool(self.status.get("alive"))
 
     @property
     def step(self) -> int:
@@ -128,7 +125,7 @@ class RunView:
     def remaining(self) -> float | None:
         """Seconds until the last step at the present pace; None when that cannot be said."""
         pace, total = self.seconds_per_step, self.total_steps
-        if pace is None or total is None or self.state not in LIVE_STATES:
+        if pace is None or total is None or not self.alive:
             return None
         return max(0, total - self.step) * pace
 

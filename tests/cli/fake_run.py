@@ -3,11 +3,14 @@
 import json
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rlkit.errors import RlkitError
 from rlkit.runs import events
@@ -55,7 +58,8 @@ class FakeRun:
                 "step": self.step,
                 "total_steps": self.total_steps,
                 "pid": os.getpid(),
-                "host": os.uname().nodename,
+                "process_started": psutil.Process().create_time(),
+                "host": socket.gethostname(),
                 "heartbeat": now,
                 "started": now - 14 * self.step,
                 "reason": reason,

@@ -33,18 +33,18 @@ _NAME = re.compile(r"^(?:\.old-)?step_(\d+)$")
 class CheckpointPolicy:
     """When to save and what to keep; `checkpoint_config` of a trainer's configuration."""
 
-    save_interval: int | None = None
-    """Steps between checkpoints; None saves at the start and the end only."""
-    keep_last_k: int | None = 2
-    """Complete checkpoints to keep; None keeps all."""
+    save_interval: int = 0
+    """Steps between checkpoints; 0 saves at the start, at the end and when asked only."""
+    keep_last_k: int = 3
+    """Complete checkpoints to keep."""
     async_save: bool = False
     """Write in the background from a private copy of the state."""
 
     def __post_init__(self) -> None:
-        for name in ("save_interval", "keep_last_k"):
+        for name, least in (("save_interval", 0), ("keep_last_k", 1)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"checkpoint_config[{name!r}] must be a whole number of at least 1, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"checkpoint_config[{name!r}] must be a whole number from {least} up, got {value!r}")
         if not isinstance(self.async_save, bool):
             raise ConfigError(f"checkpoint_config['async_save'] must be True or False, got {self.async_save!r}")
 
@@ -213,25 +213,28 @@ class BackgroundSaver:
         self._store = store
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._done: list[Checkpoint | BaseException] = []
+        self._done: list[tuple[Checkpoint | BaseException, Any]] = []
 
-    def save(self, state: Mapping[str, Any], step: int, keep_last_k: int | None = None) -> None:
-        """Copy the state and begin to write it; waits for a save that is still going on."""
+    def save(self, state: Mapping[str, Any], step: int, keep_last_k: int | None = None, tag: Any = None) -> None:
+        """Copy the state and begin to write it; waits for a save that is still going on.
+
+        `tag` comes back with the outcome.
+        """
         packed = pack(state, private=True)
         self.wait()
         self._thread = threading.Thread(
-            target=self._write, args=(packed, step, keep_last_k), name="rlkit-checkpoint", daemon=True
+            target=self._write, args=(packed, step, keep_last_k, tag), name="rlkit-checkpoint", daemon=True
         )
         self._thread.start()
 
-    def _write(self, packed: PackedState, step: int, keep_last_k: int | None) -> None:
+    def _write(self, packed: PackedState, step: int, keep_last_k: int | None, tag: Any) -> None:
         outcome: Checkpoint | BaseException
         try:
             outcome = self._store.write(packed, step, keep_last_k)
         except BaseException as error:  # handed to `finished`, which the driver asks at each boundary
             outcome = error
         with self._lock:
-            self._done.append(outcome)
+            self._done.append((outcome, tag))
 
     @property
     def busy(self) -> bool:
@@ -244,8 +247,8 @@ class BackgroundSaver:
             self._thread.join()
             self._thread = None
 
-    def finished(self) -> list[Checkpoint | BaseException]:
-        """What was completed, or why not, since the last call, in order."""
+    def finished(self) -> list[tuple[Checkpoint | BaseException, Any]]:
+        """What was completed, or why not, since the last call, in order, each with its tag."""
         with self._lock:
             done, self._done = self._done, []
         return done

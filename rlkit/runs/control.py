@@ -141,6 +141,8 @@ def _check_value(name: str, value: Any, current: Any) -> None:
                 raise RequestRefused(f"{name} has no {key!r}{_nearest(key, current)}; known: {', '.join(current)}")
             _check_value(f"{name}[{key!r}]", item, current[key])
         return
+    if value is None:  # a setting that may be switched off; whether this one may, the trainer says
+        return
     if isinstance(value, float) and not math.isfinite(value):
         raise RequestRefused(f"{name} must be a finite number; got {value!r}")
     if isinstance(current, bool) != isinstance(value, bool):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rlkit.runs.protocol import RunState, Span, StepMetrics
 
 Event = dict[str, Any]
+Answer = Literal["applied", "refused"]
 
 
 def _event(type_: str, **fields: Any) -> Event:
@@ -79,7 +80,7 @@ def request(
     id_: str,
     kind: str,
     args: Any,
-    status: Literal["applied", "refused"],
+    status: Answer,
     step: int,
     reason: str = "",
     source: str = "",

@@ -38,6 +38,7 @@ _OWN_NAMES = frozenset(
     }
 )
 _STATUS_BYTES = 4096
+_STARTING_S = 60.0
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
@@ -157,7 +158,8 @@ class RunFolder:
         root.mkdir(parents=True, exist_ok=True)
         if folder.config.exists() or folder.status.exists():
             status = read_json(folder.status)
-            if not status or status.get("came_up", True):
+            starting = status.get("state") != "failed" and time.time() - status.get("heartbeat", 0.0) < _STARTING_S
+            if not status or status.get("came_up", True) or starting:
                 raise RunError(
                     f"{root} already holds a run ({status.get('state', 'state unknown')} at step "
                     f"{status.get('step', '?')}). Start in another folder, or use rlkit.attach({str(directory)!r}) "

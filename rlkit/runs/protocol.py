@@ -104,8 +104,12 @@ class Trainable(Protocol):
         """The graph, as JSON values; goes to dataflow.json."""
         ...
 
-    def release(self) -> None:
-        """Drop device memory; the run owns the state from now on."""
+    def release(self, owner: str) -> None:
+        """Drop device memory; `owner`, the folder of a run, owns the state from now on."""
+        ...
+
+    def reclaim(self, state: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
+        """Take the state back from a run: room for it, the frozen weights, then everything else."""
         ...
 
     def close(self) -> None:

@@ -6,14 +6,19 @@ import math
 import os
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlkit.runs.events import type_of
 from rlkit.runs.layout import RunFolder, read_json, read_status
 from rlkit.runs.log import LineCursor, parse_line
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
+
+Numbers: TypeAlias = "Sequence[float] | npt.NDArray[np.generic]"
 
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -31,8 +36,14 @@ class RunReader:
         self._answers = _Answers(LineCursor(self.folder.events))
 
     def status(self) -> dict[str, Any]:
-        """status.json as it stands; `Run.status` adds whether the driver is alive. Raises RunError when unreadable."""
+        """status.json as the driver last wrote it. Raises RunError when it is unreadable."""
         return read_status(self.folder)
+
+    def live_status(self) -> dict[str, Any]:
+        """The status as it is now: with "alive" and "heartbeat_age_s", and "failed" when the driver died."""
+        from rlkit.runs.liveness import live_status
+
+        return live_status(self.folder, self.status())
 
     def config(self) -> dict[str, Any]:
         """config.json; {} when it cannot be read."""
@@ -127,7 +138,7 @@ class _Answers:
         return self._by_id.get(id_)
 
 
-def decimate(xs: Sequence[float], ys: Sequence[float], max_points: int) -> tuple[list[float], list[float]]:
+def decimate(xs: Numbers, ys: Numbers, max_points: int) -> tuple[list[float], list[float]]:
     """Thin a curve for drawing: the lowest and the highest point of each bucket stay, so no spike is lost.
 
     Args:
@@ -141,22 +152,23 @@ def decimate(xs: Sequence[float], ys: Sequence[float], max_points: int) -> tuple
     Raises:
         ValueError: lengths differ or `max_points` < 4.
     """
-    if len(xs) != len(ys):
-        raise ValueError(f"xs and ys must be of one length, got {len(xs)} and {len(ys)}")
+    import numpy as np
+
+    n = len(xs)
+    if n != len(ys):
+        raise ValueError(f"xs and ys must be of one length, got {n} and {len(ys)}")
     if max_points < 4:
         raise ValueError(f"max_points must be at least 4, got {max_points}")
-    n = len(xs)
+    positions, values = np.asarray(xs), np.asarray(ys, dtype=np.float64)
     if n <= max_points:
-        return list(xs), list(ys)
-    buckets = (max_points - 2) // 2
+        return positions.tolist(), values.tolist()
+    edges = np.linspace(1, n - 1, (max_points - 2) // 2 + 1).astype(int).tolist()
     kept = [0]
-    for bucket in range(buckets):
-        start = 1 + (n - 2) * bucket // buckets
-        stop = 1 + (n - 2) * (bucket + 1) // buckets
-        real = [i for i in range(start, stop) if ys[i] == ys[i]]
-        if real:
-            kept += sorted({min(real, key=ys.__getitem__), max(real, key=ys.__getitem__)})
-        else:
+    for start, stop in pairwise(edges):
+        bucket = values[start:stop]
+        if np.isnan(bucket).all():
             kept.append(start)
+        else:
+            kept += sorted({start + int(np.nanargmin(bucket)), start + int(np.nanargmax(bucket))})
     kept.append(n - 1)
-    return [xs[i] for i in kept], [ys[i] for i in kept]
+    return positions[kept].tolist(), values[kept].tolist()

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -68,10 +69,6 @@ class CheckpointConfig(_Checked):
     """Write in a background thread from a private copy of the state, so that training goes on meanwhile."""
 
 
-AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-
-
 @dataclass(frozen=True)
 class TrainerConfig(_Checked):
     """Settings of a trainer. Unknown keys are refused with the nearest known name."""
@@ -83,7 +80,7 @@ class TrainerConfig(_Checked):
     minibatch_size: int | None = _fixed(None, low=1)
     """Rollouts in one optimizer update; None takes all B, so one update an epoch."""
     micro_batch_size: int | None = _fixed(None, low=1)
-    """Rollouts in one forward and backward pass; bounds memory and never changes the result. None: a whole minibatch."""
+    """Rollouts in one forward and backward pass; bounds memory, never changes the result. None: a whole minibatch."""
     ppo_epochs: int = _fixed(1, low=1)
     """Passes over the rollouts of a step."""
     total_steps: int | None = _fixed(None, low=1)
@@ -127,7 +124,9 @@ class TrainerConfig(_Checked):
     """Weight of the value loss where critic and actor are updated together on one trunk."""
     entropy_coef: float = _live(0.0, low=0.0)
     """Weight of the entropy bonus."""
-    loss_aggregation: Aggregation = _fixed("token-mean")
+    loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        _fixed("token-mean")
+    )
     """How token losses become one number; exact under any split into micro-batches."""
 
     gamma: float = _live(1.0, low=0.0, high=1.0)
@@ -146,7 +145,7 @@ class TrainerConfig(_Checked):
     temperature: float = _live(1.0, above=0.0)
     """Sampling temperature; every log-prob in the loss belongs to this distribution."""
     top_p: float = _live(1.0, above=0.0, high=1.0)
-    """Nucleus sampling; below 1 the sampler's distribution is a truncation of the one in the loss, and the gap is logged."""
+    """Nucleus sampling; below 1 the sampler truncates the distribution that the loss uses, and the gap is logged."""
     top_k: int = _live(0, low=0)
     """Sample among the k most probable tokens; 0 takes all."""
     generation: Literal["native"] = _fixed("native")
@@ -157,7 +156,7 @@ class TrainerConfig(_Checked):
     dropout: bool = _fixed(False)
     """Keep dropout on in the update; off by default, so that the first ratio of a step is exactly 1."""
     threads: int | None = _fixed(None, low=1)
-    """CPU threads torch may use; None leaves torch's own choice."""
+    """CPU threads torch may use, also in a background run; None takes what is set where the trainer is built."""
     seed: int = _fixed(0, low=0)
     """Seed of prompt order and sampling."""
 
@@ -267,7 +266,9 @@ def _coerce(cls: type, spec: dataclasses.Field[Any], value: Any) -> Any:
         return _number(spec, kind, value)
     plain = get_origin(kind) or kind
     if not isinstance(value, plain):
-        raise ConfigError(f"{spec.name} must be {getattr(plain, '__name__', plain)}, got {type(value).__name__} {value!r}")
+        raise ConfigError(
+            f"{spec.name} must be {getattr(plain, '__name__', plain)}, got {type(value).__name__} {value!r}"
+        )
     return value
 
 
@@ -293,7 +294,7 @@ def _field_docs(cls: Hashable) -> dict[str, str]:
     tree = ast.parse(inspect.getsource(cls))  # type: ignore[arg-type]
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
     docs = {}
-    for above, below in zip(body, body[1:], strict=False):
+    for above, below in itertools.pairwise(body):
         if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             docs[ast.unparse(above.target)] = inspect.cleandoc(str(below.value.value))
     return docs

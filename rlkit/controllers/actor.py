@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from rlkit.engines.models import load_causal_lm, load_tokenizer
 from rlkit.errors import ModelError
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.native import NativeGenerator
+
 
 class ActorController(HostedController):
     """The language model that is trained.
@@ -172,7 +174,7 @@ class ActorController(HostedController):
 
 
 def module_of(
-    model: nn.Module | str, load: Callable[..., nn.Module], from_pretrained: Mapping[str, Any]
+    model: nn.Module | str | Path, load: Callable[..., nn.Module], from_pretrained: Mapping[str, Any]
 ) -> nn.Module:
     """The module itself, or the one that a name loads.
 
@@ -184,7 +186,7 @@ def module_of(
         if from_pretrained:
             raise TypeError(f"{', '.join(from_pretrained)} apply to a model given by name; this one is already loaded")
         return model
-    if isinstance(model, str) or hasattr(model, "__fspath__"):
+    if isinstance(model, str | Path):
         return load(model, **from_pretrained)
     raise ModelError(f"a model must be a module, a hub id or a local path, got {type(model).__name__}")
 
@@ -215,5 +217,5 @@ def _with_adapter(model: nn.Module, peft_config: Any, optimizer: torch.optim.Opt
         )
     import peft
 
-    adapted: nn.Module = peft.get_peft_model(model, peft_config)  # type: ignore[arg-type]
+    adapted: nn.Module = peft.get_peft_model(model, peft_config)
     return adapted

@@ -91,9 +91,9 @@ class CriticController(HostedController):
             self.tokenizer = _own_tokenizer(self.model, actor)
         if not same_tokenizer(self.tokenizer, actor.tokenizer):
             raise ModelError(
-                f"critic {self.name!r} and actor {actor.name!r} have different tokenizers. Values belong to the actor's "
-                "tokens one by one, so the critic must read the same ids: use a critic of the actor's model family, or "
-                "CriticController(trunk=actor)"
+                f"critic {self.name!r} and actor {actor.name!r} have different tokenizers. Values belong to the "
+                "actor's tokens one by one, so the critic must read the same ids: use a critic of the actor's model "
+                "family, or CriticController(trunk=actor)"
             )
 
     def modules(self) -> dict[str, nn.Module]:

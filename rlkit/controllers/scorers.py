@@ -67,9 +67,7 @@ class TextBatcher:
                 raise RewardError(f"the reward model gave {score} for sample {index}: {texts[index][:200]!r}")
         return scores
 
-    def _forward(
-        self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> list[float]:
+    def _forward(self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[float]:
         encoded = [self.tokenizer(text, add_special_tokens=False)["input_ids"][-self.max_length :] for text in texts]
         width = max(map(len, encoded))
         ids = torch.zeros(len(texts), width, dtype=torch.int64)

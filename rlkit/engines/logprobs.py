@@ -85,7 +85,12 @@ def response_states(model: nn.Module, batch_ids: Tensor, full_attention_mask: Te
 
 
 def _run_with_head(
-    model: nn.Module, head: nn.Module, batch_ids: Tensor, full_attention_mask: Tensor, mask: Tensor, predict: bool = True
+    model: nn.Module,
+    head: nn.Module,
+    batch_ids: Tensor,
+    full_attention_mask: Tensor,
+    mask: Tensor,
+    predict: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logits (N, V) and states (N, H) at the N real response tokens; without `predict` the logits are of none."""
     captured: list[Tensor] = []

@@ -17,7 +17,7 @@ __all__ = ["Group", "TrainEngine", "adamw", "rebuild_optimizer"]
 Rate = Callable[[], float]
 
 
-class NonFiniteGradients(RlkitError, RuntimeError):
+class NonFiniteGradientsError(RlkitError, RuntimeError):
     """Too many updates in a row had gradients that are not finite."""
 
 
@@ -73,7 +73,7 @@ class TrainEngine:
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of a micro-batch's loss to those already there."""
         if loss.requires_grad:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def step(self, max_grad_norm: float) -> float:
         """Clips, updates and clears the gradients; returns their norm before clipping.
@@ -81,7 +81,7 @@ class TrainEngine:
         With a NaN or an infinity among them nothing is updated: weights and optimizer state stay as they were.
 
         Raises:
-            NonFiniteGradients: it was the `max_bad_steps`-th time in a row.
+            NonFiniteGradientsError: it was the `max_bad_steps`-th time in a row.
         """
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -95,7 +95,7 @@ class TrainEngine:
             self.skipped += 1
         self.optimizer.zero_grad(set_to_none=True)
         if self.bad_steps >= self.max_bad_steps:
-            raise NonFiniteGradients(
+            raise NonFiniteGradientsError(
                 f"{self.bad_steps} updates in a row had non-finite gradients (norm {total}) and were left out; the "
                 "weights are those before them. Lower the learning rate or look at the rewards, then go on"
             )

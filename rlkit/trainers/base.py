@@ -27,9 +27,9 @@ from rlkit.metrics import MetricsTracker
 from rlkit.pipeline import Pipeline
 from rlkit.rewards import RewardWeights
 from rlkit.runs.protocol import StepResult
+from rlkit.schedules import adapt_kl_coef
 from rlkit.trainers.assemble import as_rewards, complete, place
 from rlkit.trainers.learner import Learner
-from rlkit.schedules import adapt_kl_coef
 from rlkit.trainers.measure import measure, reference_kl, rollout_table
 from rlkit.trainers.nodes import PolicyScores, RewardMix
 from rlkit.trainers.runnable import Runnable
@@ -89,8 +89,7 @@ class Trainer(Runnable):
         self._user_dataflow = dataflow
         self._reward_of_step: RewardOfStep | None = None
         super().__init__()
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
+        self._threads = self.config.threads or torch.get_num_threads()
         for other in (critic, reference):
             if other is not None:
                 other.require_tokenizer_of(actor)
@@ -219,8 +218,10 @@ class Trainer(Runnable):
         return batch.select(torch.arange(len(rows)).repeat_interleave(self.config.group_size)).to(self.actor.device)
 
     def _follow_settings(self) -> None:
-        """Hands the settings in force to those who act on them."""
+        """Hands the settings in force to those who act on them, in whichever process this is."""
         config = self.config
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         self.actor.sampling = SamplingParams(
             max_new_tokens=config.max_new_tokens,
             temperature=config.temperature,
@@ -239,9 +240,7 @@ class Trainer(Runnable):
         if self.config.kl_target is None or self.reference is None:
             return
         kl = float(reference_kl(batch).sum()) / batch.batch_size
-        coef = adapt_kl_coef(
-            self.config.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, batch.batch_size
-        )
+        coef = adapt_kl_coef(self.config.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, batch.batch_size)
         self.config = self.config.replace_live({"kl_coef": coef})
 
     # Rewards

@@ -16,7 +16,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.critic import CriticController
-from rlkit.engines.logprobs import TokenScores
+from rlkit.engines.logprobs import EntropyMode, TokenScores
 from rlkit.engines.train import Group, TrainEngine
 from rlkit.metrics import MetricsTracker
 from rlkit.schedules import learning_rate
@@ -99,8 +99,8 @@ class Learner:
             yield batch
             return
         order = torch.randperm(batch.batch_size, generator=self.order)
-        for rows in order.split(size):
-            yield batch.select(rows)
+        for start in range(0, batch.batch_size, size):
+            yield batch.select(order[start : start + size])
 
     def _update(self, minibatch: RolloutBatch, config: TrainerConfig, first: bool) -> None:
         """One optimizer update. Token weights belong to the whole minibatch, so any split gives the same gradient."""
@@ -114,7 +114,8 @@ class Learner:
         self._apply(config)
 
     def _accumulate(self, part: RolloutBatch, weights: Tensor, config: TrainerConfig, first: bool) -> None:
-        scores = self.actor.scores(part, config.temperature, entropy="differentiable" if config.entropy_coef else "value", hidden=self.shares_trunk)
+        entropy: EntropyMode = "differentiable" if config.entropy_coef else "value"
+        scores = self.actor.scores(part, config.temperature, entropy=entropy, hidden=self.shares_trunk)
         loss = self._policy_loss(part, scores, weights, config, first)
         if self.critic is not None and scores.hidden is not None:
             loss = loss + config.value_coef * self._value_loss(self.critic, part, scores.hidden, weights, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def repeated_bigrams(batch: RolloutBatch) -> tuple[int, int]:
     repeated = total = 0
     tails = batch.generated_ids[:, batch.prompt_width :].tolist()
     for tail, length in zip(tails, batch.response_lengths.tolist(), strict=True):
-        pairs = list(zip(tail[: length - 1], tail[1:length], strict=True))
+        pairs = list(itertools.pairwise(tail[:length]))
         repeated += len(pairs) - len(set(pairs))
         total += len(pairs)
     return repeated, total

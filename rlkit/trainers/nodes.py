@@ -18,7 +18,7 @@ from rlkit.controllers.base import Controller
 from rlkit.fields import Field
 from rlkit.rewards import RewardWeights, mix
 
-REWARD_VALID = Field("reward_valid", ("B",), "bool", "false where every reward term abstained; such rollouts are not learned from")
+REWARD_VALID = Field("reward_valid", ("B",), "bool", "false where every reward term abstained: not learned from")
 
 
 class HasConfig(Protocol):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlkit.config import TrainerConfig
 from rlkit.controllers.reward import RewardController
+from rlkit.data import PromptSource
 from rlkit.dataflow import Dataflow
-from rlkit.errors import ConfigError, RunError
+from rlkit.errors import RunError
+from rlkit.reward_weights import RewardWeights
+from rlkit.runs.protocol import StepResult
+from rlkit.trainers.learner import Learner
 from rlkit.trainers.state import (
     frozen_state_of,
     load_frozen_state,
@@ -23,17 +28,39 @@ if TYPE_CHECKING:
     from rlkit.runs.handle import Run
 
 
-class Runnable:
-    """The part of a trainer that the run folder and its driver deal with."""
+PACKAGES = ("rlkit-lab", "torch", "transformers", "tensordict", "peft")
+
+
+class Runnable(ABC):
+    """The part of a trainer that a run folder and its driver deal with (`rlkit.runs.protocol.Trainable`)."""
 
     algorithm: ClassVar[str]
     config: TrainerConfig
     dataflow: Dataflow
     rewards: list[RewardController]
+    weights: RewardWeights
+    prompts: PromptSource
+    learner: Learner
     global_step: int
 
     def __init__(self) -> None:
         self._owner: str | None = None
+
+    @abstractmethod
+    def step(self) -> StepResult:
+        """One optimizer iteration."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Live settings and the values in force."""
+
+    @abstractmethod
+    def setting_specs(self) -> dict[str, dict[str, Any]]:
+        """For each live setting its type, bounds and description."""
+
+    @abstractmethod
+    def set(self, **changes: Any) -> None:
+        """Changes live settings; all of them or none."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training changes; leaves are tensors or plain values."""
@@ -60,10 +87,17 @@ class Runnable:
             "setting_specs": self.setting_specs(),
             "reward_terms": [reward.name for reward in self.rewards],
             "controllers": {c.name: {"role": c.role, "device": str(c.device)} for c in self.dataflow.controllers},
-            "versions": versions(),
+            "versions": {name: version for name in PACKAGES if (version := _version(name))},
         }
 
-    def train(self, steps: int | None = None, dir: str | None = None, *, progress: bool = True) -> Run:
+    def train(
+        self,
+        steps: int | None = None,
+        dir: str | None = None,
+        *,
+        progress: bool = True,
+        track_metrics: Sequence[str] = (),
+    ) -> Run:
         """Trains in the foreground: this cell is busy until it ends.
 
         An interrupt finishes or abandons the step at a safe point, writes a checkpoint and returns; training goes on
@@ -73,11 +107,19 @@ class Runnable:
             steps: steps to take; None takes `total_steps`.
             dir: run folder; None makes one under `runs/`.
             progress: show a progress bar.
+            track_metrics: further places for metrics: "tensorboard", "csv".
         """
         from rlkit.runs.foreground import train_here
 
         self.require_own_state()
-        return train_here(self, self._steps(steps), dir, progress=progress)
+        return train_here(
+            self,
+            steps or self.config.total_steps,
+            dir,
+            progress=progress,
+            track_metrics=track_metrics,
+            checkpoint_config=self.config.checkpoint_config.to_dict(),
+        )
 
     def start(self, dir: str, steps: int | None = None, *, track_metrics: Sequence[str] = ()) -> Run:
         """Starts a background run that owns the state from now on, and goes on without this kernel.
@@ -126,3 +168,10 @@ class Runnable:
                 f"the run in {self._owner} owns this trainer's weights; stop it and call run.load() to bring them "
                 f"back (rlkit.attach({self._owner!r}).load() in another kernel)"
             )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

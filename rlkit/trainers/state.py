@@ -11,10 +11,10 @@ from rlkit.controllers.hosted import HostedController
 from rlkit.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from rlkit.trainers.base import Trainer
+    from rlkit.trainers.runnable import Runnable
 
 
-def state_of(trainer: Trainer) -> dict[str, Any]:
+def state_of(trainer: Runnable) -> dict[str, Any]:
     """Everything that training changes: leaves are tensors or plain values."""
     return {
         "global_step": trainer.global_step,
@@ -26,7 +26,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def load_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+def load_state(trainer: Runnable, state: Mapping[str, Any]) -> None:
     """Takes back what `state_of` gave.
 
     Raises:
@@ -49,13 +49,13 @@ def state_of_keys() -> set[str]:
     return {"global_step", "settings", "reward_weights", "prompts", "controllers", "learner"}
 
 
-def frozen_state_of(trainer: Trainer) -> dict[str, Any]:
+def frozen_state_of(trainer: Runnable) -> dict[str, Any]:
     """Weights that never change, by controller."""
     states = {c.name: c.frozen_state_dict() for c in hosted_controllers(trainer)}
     return {name: state for name, state in states.items() if state}
 
 
-def load_frozen_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+def load_frozen_state(trainer: Runnable, state: Mapping[str, Any]) -> None:
     """Takes back what `frozen_state_of` gave."""
     frozen = {c.name: c for c in hosted_controllers(trainer) if c.frozen_state_dict()}
     _require_keys("frozen weights", state, set(frozen))
@@ -63,7 +63,7 @@ def load_frozen_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
         controller.load_frozen_state_dict(state[name])
 
 
-def release_memory(trainer: Trainer) -> None:
+def release_memory(trainer: Runnable) -> None:
     """Drops parameters, gradients and optimizer state; shapes stay, so that `take_memory` can bring them back.
 
     Buffers stay: they are small, and those that are not saved could not be brought back.
@@ -78,7 +78,7 @@ def release_memory(trainer: Trainer) -> None:
     _empty_device_caches(trainer)
 
 
-def take_memory(trainer: Trainer) -> None:
+def take_memory(trainer: Runnable) -> None:
     """Makes room for the parameters again; their values are whatever is loaded next."""
     for controller in hosted_controllers(trainer):
         for module in controller.modules().values():
@@ -87,12 +87,12 @@ def take_memory(trainer: Trainer) -> None:
                 parameter.data = parameter.data.new_empty(shape)
 
 
-def hosted_controllers(trainer: Trainer) -> list[HostedController]:
+def hosted_controllers(trainer: Runnable) -> list[HostedController]:
     """The trainer's controllers that keep torch modules."""
     return [c for c in trainer.dataflow.controllers if isinstance(c, HostedController)]
 
 
-def _empty_device_caches(trainer: Trainer) -> None:
+def _empty_device_caches(trainer: Runnable) -> None:
     import gc
 
     import torch

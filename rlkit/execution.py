@@ -1,10 +1,8 @@
 """One run of a pipeline: which thread runs which controller, how rows stream, and how everything stops."""
 
-import contextvars
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,17 +12,15 @@ import torch
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.base import Controller, FieldValues
 from rlkit.errors import DataflowError
-from rlkit.failures import Stopped, clear_frames, name_error, stop_thread
+from rlkit.failures import clear_frames, name_error
 from rlkit.fields import Field
 from rlkit.streaming import StreamReader, check_emitted
+from rlkit.threads import Stopped, ThreadGroup
 
 if TYPE_CHECKING:
     from rlkit.pipeline import SpanTracker
 
 __all__ = ["Execution", "Task"]
-
-_GRACE_S = 0.2
-"""Seconds that a controller gets to end by itself after an interrupt, before its Python code is stopped."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Execution:
         self._devices = {task.controller: task.controller.device for task in tasks if task.controller.heavy}
         self._busy: set[str] = set()
         self._readers: dict[Controller, list[tuple[Task, StreamReader]]] = {}
-        self._threads: dict[threading.Thread, Task] = {}
+        self._threads = ThreadGroup()
         self._for_caller: Task | None = None
         self._caller = threading.get_ident()
         self._caller_free = True
@@ -86,21 +82,21 @@ class Execution:
             except BaseException as error:
                 self._fail(error)
         finally:
-            self._join()
+            interrupt = self._threads.join(isinstance(self._failure, KeyboardInterrupt))
+            self._failure = self._failure or interrupt
         if self._failure is not None:
             failure, self._failure = self._failure, None
             try:
                 clear_frames(failure)
                 raise failure
             finally:
-                del failure
+                del failure, interrupt
         return self._result()
 
     def release(self) -> None:
         """Let go of the batch and all results, also while an exception still holds frames of this run."""
         self._start = self._merged = self._failure = None
         self._readers.clear()
-        self._threads.clear()
 
     def _next(self) -> Task | None:
         """What the calling thread is to run; None when everything is done or something failed."""
@@ -122,7 +118,7 @@ class Execution:
             if self._caller_free and self._for_caller is None:
                 self._for_caller = task
             else:
-                self._spawn(task, partial(self._perform, task))
+                self._threads.start(task.name, partial(self._perform, task))
         self._condition.notify_all()
 
     def _claim(self, task: Task) -> bool:
@@ -149,18 +145,7 @@ class Execution:
                 needed = [name for name in task.reads if name in producer.writes]
                 reader = StreamReader(producer.name, start, needed, self._specs, self._condition, self._stopped)
                 self._readers.setdefault(producer.controller, []).append((task, reader))
-                self._spawn(task, partial(self._perform, task, reader))
-
-    def _spawn(self, task: Task, target: Callable[[], None]) -> None:
-        context = contextvars.copy_context()
-
-        def body() -> None:
-            with suppress(Stopped):
-                context.run(target)
-
-        thread = threading.Thread(target=body, name=f"rlkit-{task.name}", daemon=True)
-        self._threads[thread] = task
-        thread.start()
+                self._threads.start(task.name, partial(self._perform, task, reader))
 
     def _perform(self, task: Task, reader: StreamReader | None = None) -> None:
         """Run one task to its end, in whichever thread; failures are kept for the calling thread."""
@@ -181,21 +166,22 @@ class Execution:
     def _compute(self, task: Task) -> Mapping[str, Any]:
         with self._condition:
             view = self._view(task.reads)
-            readers = self._readers.get(task.controller, [])
-        if not readers:
+            has_readers = task.controller in self._readers
+        if not has_readers:
             return self._call(task, view)
-        seen: set[int] = set()
-
-        def emit(indices: Sequence[int], fields: FieldValues) -> None:
-            if self._stopped():
-                raise Stopped
-            rows = check_emitted(task.writes, view.batch_size, seen, indices, fields)
-            for _, reader in readers:
-                reader.put(rows, fields)
-
+        emitted: set[int] = set()
         with torch.no_grad(), self._span(task):
-            result = task.controller.run_streaming(view, emit)
+            result = task.controller.run_streaming(view, partial(self._emit, task, emitted))
         return check_result(task, result)
+
+    def _emit(self, task: Task, emitted: set[int], indices: Sequence[int], fields: FieldValues) -> None:
+        """Hand finished rows of `task` to their readers. A method, since a closure's cells outlive a cleared frame."""
+        start = self._start
+        if start is None or self._stopped():
+            raise Stopped
+        rows = check_emitted(task.writes, start.batch_size, emitted, indices, fields)
+        for _, reader in self._readers[task.controller]:
+            reader.put(rows, fields)
 
     def _call(self, task: Task, view: RolloutBatch) -> Mapping[str, Any]:
         with torch.no_grad(), self._span(task):
@@ -241,28 +227,6 @@ class Execution:
             if self._failure is None:
                 self._failure = error
             self._condition.notify_all()
-
-    def _join(self) -> None:
-        """Wait for every thread. An interrupt stops their Python code; a second one gives up on what still runs."""
-        interrupts = int(isinstance(self._failure, KeyboardInterrupt))
-        while alive := [thread for thread in self._threads if thread.is_alive()]:
-            try:
-                alive[0].join(_GRACE_S if interrupts else None)
-                if interrupts:
-                    for thread in alive:
-                        stop_thread(thread)
-            except KeyboardInterrupt as error:
-                interrupts += 1
-                self._fail(error)
-                if interrupts > 1:
-                    names = ", ".join(f"'{self._threads[thread].name}'" for thread in alive)
-                    warnings.warn(
-                        f"gave up waiting for {names}, running in a thread that cannot be stopped; it ends with its "
-                        "current call, or with this process",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-                    return
 
 
 def check_result(task: Task, result: object) -> Mapping[str, Any]:

@@ -1,21 +1,15 @@
-"""How a failing controller is named, how others are told to stop, and how a failure lets go of the batch."""
+"""How a failing controller is named, and how its failure lets go of the batch."""
 
-import ctypes
-import threading
 import traceback
 from types import FrameType
 
 from rlkit.errors import RlkitError
 
-__all__ = ["StageError", "Stopped", "clear_frames", "name_error", "stop_thread"]
+__all__ = ["StageError", "clear_frames", "name_error"]
 
 
 class StageError(RlkitError, RuntimeError):
     """A controller failed with an error that is none of rlkit's own; the original is its `__cause__`."""
-
-
-class Stopped(Exception):  # noqa: N818 - no error: it carries a stop through code that is not to go on
-    """Raised inside a controller because another one failed or the caller was interrupted."""
 
 
 def name_error(name: str, error: BaseException) -> BaseException:
@@ -56,9 +50,3 @@ def _clear_callers(frame: FrameType | None) -> None:
         except RuntimeError:  # still executing, and so are its callers
             return
         frame = frame.f_back
-
-
-def stop_thread(thread: threading.Thread) -> None:
-    """Raise `Stopped` at the next step of a thread's Python code; a call into C is let finish first."""
-    if thread.is_alive() and thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped))

@@ -12,8 +12,8 @@ import torch
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.base import FieldValues
 from rlkit.errors import DataError, DataflowError
-from rlkit.failures import Stopped
 from rlkit.fields import Field
+from rlkit.threads import Stopped
 
 __all__ = ["StreamReader", "check_emitted"]
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ def length_reward(name: str = "length", **options: Any) -> Step:
 def chain(*controllers: Controller) -> Dataflow:
     """Each controller feeds the next."""
     flow = Dataflow().add(*controllers)
-    for source, target in zip(controllers, controllers[1:], strict=False):
+    for source, target in pairwise(controllers):
         flow.connect(source.output, target.input)
     return flow
 

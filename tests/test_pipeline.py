@@ -114,7 +114,12 @@ def test_heavy_controllers_take_turns_on_one_device_and_overlap_on_two():
     assert most == 1
 
     meeting = threading.Barrier(2)
-    pair = [Step(f"heavy{i}", fn=lambda batch: meeting.wait(20) and {} or {}, heavy=True) for i in range(2)]
+
+    def meet(batch: RolloutBatch) -> dict[str, Any]:
+        meeting.wait(20)
+        return {}
+
+    pair = [Step(f"heavy{i}", fn=meet, heavy=True) for i in range(2)]
     for index, controller in enumerate(pair):
         controller.device_map = DeviceMap(devices=f"cuda:{index}")
     Pipeline(Dataflow().add(*pair)).run(prompts())

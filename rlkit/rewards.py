@@ -25,6 +25,10 @@ _ACCEPTED = (
 )
 
 
+_LARGEST = 3.4028234663852886e38
+"""Rewards are stored as float32, in which anything larger is infinite."""
+
+
 class RewardFunction:
     """A Python callable as a reward term: called with what its parameters name, and its answer checked.
 
@@ -168,7 +172,7 @@ class RewardFunction:
             number = float(plain) if isinstance(plain, numbers.Real) else None
         except OverflowError:
             number = math.inf
-        if number is None or not math.isfinite(number):
+        if number is None or not abs(number) <= _LARGEST:
             kind = "" if isinstance(plain, numbers.Real) else f"{type(value).__name__} "
             raise RewardError(
                 f"reward {self.name!r} returned {kind}{value!r:.80} for sample {index}; expected a finite number, or "

@@ -76,20 +76,26 @@ def request_details(request: Mapping[str, Any]) -> Text:
 
 
 def stage_shares(spans: Sequence[Mapping[str, Any]], series: Mapping[str, Series]) -> list[tuple[str, float]]:
-    """Share of the last step's wall time by innermost stage, largest first. Stages that overlap may add up to more."""
-    whole = series["train/step_time_ms"].last / 1e3 if "train/step_time_ms" in series else 0.0
-    edges = [(float(s["start"]), float(s["start"]) + float(s["duration_s"]), str(s["name"])) for s in spans]
-    whole = whole or max((end for _, end, _ in edges), default=0.0) - min((start for start, _, _ in edges), default=0.0)
-    if whole <= 0:
+    """Share of the last step's wall time that each stage took, largest first.
+
+    A stage that others ran within counts only the time outside of them, so the shares add up to one at most.
+    """
+    stretches = [(float(s["start"]), float(s["start"]) + float(s["duration_s"]), str(s["name"])) for s in spans]
+    if not stretches:
         return []
+    whole = series["train/step_time_ms"].last / 1e3 if "train/step_time_ms" in series else 0.0
+    whole = whole or max(end for _, end, _ in stretches) - min(start for start, _, _ in stretches)
     shares: dict[str, float] = {}
-    for index, (start, end, name) in enumerate(edges):
-        if not any(_inside(other, (start, end)) for i, other in enumerate(edges) if i != index and other[2] != name):
-            shares[name] = shares.get(name, 0.0) + (end - start) / whole
+    for start, end, name in stretches:
+        within = [(a, b) for a, b, _ in stretches if start <= a and b <= end and b - a < end - start]
+        shares[name] = shares.get(name, 0.0) + (end - start - _covered(within)) / whole
     return sorted(((clean(name), share) for name, share in shares.items()), key=lambda item: -item[1])
 
 
-def _inside(inner: tuple[float, float, str], outer: tuple[float, float]) -> bool:
-    """Whether a stage ran strictly within another stretch of time."""
-    start, end, _ = inner
-    return outer[0] <= start and end <= outer[1] and (end - start) < (outer[1] - outer[0])
+def _covered(stretches: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of stretches of time."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(stretches):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -20,10 +20,12 @@ def follow(directory: Path, *, summary_only: bool = False, interval_s: float = 0
     console = Console(highlight=False)
     view = RunView(directory)
     console.print(summary(view), soft_wrap=True)
-    if summary_only or not view.alive:
+    if summary_only:
         return
+    followed = False
     try:
         while view.alive:
+            followed = True
             time.sleep(interval_s)
             for event in view.update():
                 if (line := describe_event(event, view)) is not None:
@@ -31,7 +33,8 @@ def follow(directory: Path, *, summary_only: bool = False, interval_s: float = 0
     except KeyboardInterrupt:
         console.print(Text("left; the run goes on", style="dim"))
         return
-    console.print(Text(f"{view.state} at step {view.step}", style=STATE_STYLES.get(view.state, "")))
+    if followed:
+        console.print(Text(f"{view.state} at step {view.step}", style=STATE_STYLES.get(view.state, "")))
 
 
 def summary(view: RunView) -> Text:

@@ -95,7 +95,8 @@ def _stages(view: RunView) -> Text:
     """Shares of the last step's time."""
     line = Text(no_wrap=True, overflow="ellipsis")
     shades = ("cyan", "magenta", "yellow", "green", "blue", "red")
-    for index, (name, share) in enumerate(stage_shares(view.spans, view.series)[: len(shades)]):
+    shown = [(name, share) for name, share in stage_shares(view.spans, view.series) if share >= 0.005]
+    for index, (name, share) in enumerate(shown[: len(shades)]):
         line.append("■ ", style=shades[index])
         line.append(f"{name} ")
         line.append(f"{share:.0%}   ", style="bold")

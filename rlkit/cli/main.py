@@ -66,9 +66,9 @@ def run(
 @app.command("ls")
 def list_(root: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
     """List the runs below a folder."""
-    from rlkit.cli.listing import list_runs
+    from rlkit.cli.listing import show_runs
 
-    list_runs(root)
+    show_runs(root)
 
 
 @app.command()

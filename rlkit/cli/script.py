@@ -126,7 +126,7 @@ def _guarded(call: Callable[..., Any], *args: Any, file: Path) -> Any:
         frames = traceback.TracebackException.from_exception(error)
         inside = [i for i, frame in enumerate(frames.stack) if frame.filename == str(file)]
         frames.stack = traceback.StackSummary.from_list(list(frames.stack)[inside[0] if inside else 0 :])
-        raise ScriptError("".join(frames.format()).rstrip()) from error
+        raise ScriptError(f"{file} failed\n" + "".join(frames.format()).rstrip()) from error
 
 
 def _file(module: ModuleType) -> str:

@@ -31,13 +31,11 @@ def start(
         raise ConfigError("--watch shows a run that goes on in the background; leave --foreground out")
     found: Any = find_trainer(execute(script, arguments), trainer)
     where = directory or Path("runs") / script.stem
-    options: dict[str, Any] = {"track_metrics": track_metrics}
-    if steps is not None:
-        options["steps"] = steps
+    options: dict[str, Any] = {"track_metrics": track_metrics} if track_metrics else {}
     if not background:
-        found.train(dir=where, **options)
+        found.train(steps, str(where), **options)
         return
-    run = found.start(where, **options)
+    run = found.start(str(where), steps, **options)
     typer.echo(f"started {where} ({run.status.get('state', 'running')}, process {run.status.get('pid', '?')})")
     typer.echo(f"  rlkit watch {where}\n  rlkit set {where} NAME=VALUE\n  rlkit stop {where}")
     if watch:

@@ -1,17 +1,14 @@
 """Requests to a run from a terminal: sent, and waited for until the run has answered."""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlkit.cli.describe import request_text
-from rlkit.cli.view import RunView
 from rlkit.errors import ConfigError, RequestRefused, RunError
 from rlkit.runs.control import send
-
-_POLL_S = 0.1
+from rlkit.runs.handle import Request, Run, attach
 
 
 def parse_changes(items: Sequence[str]) -> dict[str, Any]:
@@ -56,44 +53,30 @@ def request(directory: Path, kind: str, args: Mapping[str, Any], *, timeout_s: f
         RunError: the folder is no run, nothing drives it, or no answer came in time.
         RequestRefused: the run refused; the message is its reason.
     """
-    view = RunView(directory)
-    _require_driven(view, kind)
-    id_ = send(directory, kind, args, source="cli")
+    run = attach(directory)
+    _require_driven(run, kind)
     asked = request_text({"kind": kind, "args": args})
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        answer = view.reader.answer(id_)
-        if answer is not None:
-            if answer.get("status") == "applied":
-                return f"{asked}: applied at step {answer.get('step')}"
-            raise RequestRefused(f"{asked} was refused at step {answer.get('step')}: {answer.get('reason')}")
-        view.update()
-        _require_driven(view, kind)
-        time.sleep(_POLL_S)
-    raise RunError(
-        f"no answer to {asked} within {timeout_s:g} s. The request stays in the run's queue and is answered when the "
-        f"step in hand is done; see `rlkit watch {directory}`"
-    )
+    sent = Request(run, send(run.dir, kind, args, source="cli"), kind, dict(args))
+    try:
+        sent.wait(timeout_s)
+    except RequestRefused as refusal:
+        raise RequestRefused(f"{asked} was refused at step {sent.step}: {refusal}") from refusal
+    return f"{asked}: applied at step {sent.step}"
 
 
 def wait_until_over(directory: Path, *, timeout_s: float) -> str:
     """Wait until a run that was asked to stop has ended; returns its last state. RunError when that takes longer."""
-    view = RunView(directory)
-    deadline = time.monotonic() + timeout_s
-    while view.alive:
-        if time.monotonic() > deadline:
-            raise RunError(f"the run is still {view.state} after {timeout_s:g} s; see `rlkit watch {directory}`")
-        time.sleep(_POLL_S)
-        view.update()
-    return f"{view.state} at step {view.step}"
+    run = attach(directory).wait(timeout_s)
+    return f"{run.state} at step {run.step_count}"
 
 
-def _require_driven(view: RunView, kind: str) -> None:
+def _require_driven(run: Run, kind: str) -> None:
     """RunError unless a driver will read the request."""
-    if view.alive:
+    status = run.status
+    if status["alive"]:
         return
-    where = f"{view.name} is {view.state} at step {view.step}"
-    if view.status.get("parked"):
+    where = f"{run.name} is {status['state']} at step {status.get('step')}"
+    if status.get("parked"):
         raise RunError(f"cannot {kind}: {where} and nobody drives it now; its trainer goes on where it was started")
-    reason = f" ({view.status['reason']})" if view.status.get("reason") else ""
+    reason = f" ({status['reason']})" if status.get("reason") else ""
     raise RunError(f"cannot {kind}: {where}{reason}, and nothing drives it any more")

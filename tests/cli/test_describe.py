@@ -29,20 +29,20 @@ def test_settings_in_words() -> None:
     assert flat_changes({"a": {"b": {"c": 1}}}) == ["a.b.c=1"]
 
 
-def test_shares_count_the_innermost_stages() -> None:
-    # A step of 10 s: rollout 0-6 holds actor 0-5 and reward 5-6; update is 6-10.
+def test_shares_count_time_once() -> None:
+    # A step of 10 s: rollout 0-6 holds actor 0-5.5, within which the rewards ran at 2-3 and 2.5-4; update is 6-10.
     spans = [
         {"name": "rollout", "start": 0.0, "duration_s": 6.0},
-        {"name": "actor", "start": 0.0, "duration_s": 5.0},
-        {"name": "reward", "start": 5.0, "duration_s": 1.0},
+        {"name": "actor", "start": 0.0, "duration_s": 5.5},
+        {"name": "tone", "start": 2.0, "duration_s": 1.0},
+        {"name": "length", "start": 2.5, "duration_s": 1.5},
         {"name": "update", "start": 6.0, "duration_s": 4.0},
     ]
     series = Series()
     series.add(1, 10_000.0)
-    assert stage_shares(spans, {"train/step_time_ms": series}) == [
-        ("actor", pytest.approx(0.5)),
-        ("update", pytest.approx(0.4)),
-        ("reward", pytest.approx(0.1)),
-    ]
-    assert stage_shares(spans, {})[0] == ("actor", pytest.approx(0.5))
+    expected = {"update": 0.4, "actor": 0.35, "length": 0.15, "tone": 0.1, "rollout": 0.05}
+    shares = stage_shares(spans, {"train/step_time_ms": series})
+    assert dict(shares) == pytest.approx(expected)
+    assert [name for name, _ in shares] == list(expected)
+    assert dict(stage_shares(spans, {})) == pytest.approx(expected)
     assert stage_shares([], {}) == []

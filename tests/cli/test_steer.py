@@ -105,7 +105,7 @@ def test_a_finished_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_run_that_does_not_answer_in_time(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     with run.lock:
         assert call("pause", run.folder.root, "--timeout", "0.2") == 1
-    assert "no answer to pause within 0.2 s" in capsys.readouterr().err
+    assert "pause was not answered within 0.2 s; it is still pending" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["watch", "attach", "pause", "stop", "checkpoint"])

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +86,7 @@ class _Packer:
 
     def _place(self, tensor: torch.Tensor, path: tuple[str, ...]) -> list[str]:
         """[file, name] of a tensor, which is put there when it is new."""
-        if tensor.layout is not _torch().strided or tensor.device.type == "meta":
+        if str(tensor.layout) != "torch.strided" or tensor.device.type == "meta":
             raise CheckpointError(
                 f"state[{']['.join(path)}] is a {tensor.layout} tensor on {tensor.device}; only dense ones are saved."
             )
@@ -146,11 +147,15 @@ def unpack(tree: Any, tensor: Callable[[str, str], torch.Tensor]) -> Any:
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> int:
     """Write a safetensors file and wait until the disk holds it. Returns its size in bytes. Raises OSError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors import SafetensorError, serialize_file
 
     try:
-        save_file(tensors, path, metadata=metadata)
+        if tensors:
+            from safetensors.torch import save_file
+
+            save_file(tensors, path, metadata=metadata)
+        else:  # without torch: a state may have no tensors at all
+            serialize_file({}, path, metadata=metadata)
     except SafetensorError as error:
         for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT):
             if f"os error {number})" in str(error):
@@ -169,8 +174,12 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        with safe_open(path, framework="numpy") as stream:
+            metadata, names = stream.metadata() or {}, list(stream.keys())
+        if not names:
+            return {}, metadata
         with safe_open(path, framework="pt", device="cpu") as stream:
-            return {name: stream.get_tensor(name) for name in stream.keys()}, stream.metadata() or {}  # noqa: SIM118
+            return {name: stream.get_tensor(name) for name in names}, metadata
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing.") from error
     except (SafetensorError, OSError) as error:
@@ -212,10 +221,5 @@ def fsync_directory(path: Path) -> None:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, _torch().Tensor)
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

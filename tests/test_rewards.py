@@ -320,7 +320,7 @@ def test_r16_weights_change_all_or_nothing() -> None:
         with pytest.raises(ConfigError, match=message):
             weights.set(changes)
         assert weights.current == {"tone": 1.0, "brevity": 0.25}
-    weights.set({"tone": np.float32(2), "brevity": -1})
+    weights.set({"tone": np.float64(2), "brevity": -1})
     assert weights.current == {"tone": 2.0, "brevity": -1.0}
 
 

@@ -56,7 +56,8 @@ def _learn(data: Rollouts, mode: str, split: list[list[int]]) -> tuple[Tensor, d
     advantages = masked_whiten(advantages, mask)
     weights = token_weights(mask, mode, fixed_length=LIMIT, dtype=torch.float64)
     learned = {name: columns[name].clone().requires_grad_() for name in ("logprobs", "values")}
-    loss, pooled = torch.zeros((), dtype=torch.float64), {}
+    loss = torch.zeros((), dtype=torch.float64)
+    pooled: dict[str, Tensor] = {}
     for rows in split:
         logprobs, values = learned["logprobs"][rows], learned["values"][rows]
         policy, metrics = ppo_clip_loss(logprobs, columns["old"][rows], advantages[rows], mask[rows], 0.2, 0.3, 2.0)

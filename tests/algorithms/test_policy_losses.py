@@ -86,12 +86,13 @@ def test_an_empty_mask_gives_zero_and_a_zero_count() -> None:
 
 
 def test_only_the_new_logprobs_are_differentiated() -> None:
-    tensors = [torch.zeros(1, 2, requires_grad=True) for _ in range(3)]
-    token_loss, _ = ppo_clip_loss(*tensors, torch.ones(1, 2), 0.2, 0.2)
+    new, old, advantages = (torch.ones(1, 2, requires_grad=True) for _ in range(3))
+    token_loss, _ = ppo_clip_loss(new, old, advantages, torch.ones(1, 2), 0.2, 0.2)
     token_loss.sum().backward()
-    assert tensors[0].grad is not None
-    assert tensors[1].grad is None
-    assert tensors[2].grad is None
+    assert new.grad is not None
+    assert new.grad.tolist() == [[-1.0, -1.0]]
+    assert old.grad is None
+    assert advantages.grad is None
 
 
 def test_bad_input_is_refused() -> None:

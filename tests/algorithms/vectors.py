@@ -19,7 +19,7 @@ COUNT_EPSILON = 1e-8
 class Case:
     """One case of a vector file, with tensors in float64."""
 
-    def __init__(self, tolerance: dict[str, float], case: dict[str, Any]) -> None:
+    def __init__(self, tolerance: dict[str, Any], case: dict[str, Any]) -> None:
         self.tolerance, self.id, self.params, self.outputs = tolerance, case["id"], case["params"], case["outputs"]
         self.raw = case["inputs"]
 

@@ -153,8 +153,6 @@ class TrainerConfig(_Checked):
 
     reward_weights: dict[str, float] | None = field(default=None, metadata={"live": False})
     """Starting weight of each named reward term; None takes the weights the controllers came with, else 1."""
-    dropout: bool = _fixed(False)
-    """Keep dropout on in the update; off by default, so that the first ratio of a step is exactly 1."""
     threads: int | None = _fixed(None, low=1)
     """CPU threads torch may use, also in a background run; None takes what is set where the trainer is built."""
     seed: int = _fixed(0, low=0)

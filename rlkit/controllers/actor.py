@@ -14,6 +14,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.controllers.base import Emit
 from rlkit.controllers.hosted import HostedController
 from rlkit.device_map import DeviceMap
+from rlkit.engines.forward import evaluation_mode
 from rlkit.engines.logprobs import EntropyMode, TokenScores, response_scores
 from rlkit.engines.models import load_causal_lm, load_tokenizer
 from rlkit.errors import ModelError
@@ -114,21 +115,24 @@ class ActorController(HostedController):
     ) -> TokenScores:
         """Log-probs (B,T) of the batch's responses under the current weights, in one forward pass.
 
+        Dropout is off, in the update too: before it, the ratio of new to old policy is then exactly 1.
+
         Args:
             batch: rollouts with `generated_ids`, `attention_mask` and `response_mask`.
             temperature: of the distribution that the log-probs belong to.
             entropy: also return the entropy (B,T) of that distribution, in nats: its "value", or "differentiable".
             hidden: also return the states (B,T,H) before each response token.
         """
-        return response_scores(
-            self.model,
-            batch.generated_ids,
-            batch.full_attention_mask,
-            batch.prompt_width,
-            temperature=temperature,
-            entropy=entropy,
-            hidden=hidden,
-        )
+        with evaluation_mode(self.model):
+            return response_scores(
+                self.model,
+                batch.generated_ids,
+                batch.full_attention_mask,
+                batch.prompt_width,
+                temperature=temperature,
+                entropy=entropy,
+                hidden=hidden,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -13,6 +13,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController, module_of
 from rlkit.controllers.hosted import HostedController
 from rlkit.device_map import DeviceMap
+from rlkit.engines.forward import evaluation_mode
 from rlkit.engines.heads import ValueHead, load_head
 from rlkit.engines.logprobs import response_states
 from rlkit.engines.models import hidden_size, load_causal_lm, load_tokenizer, same_tokenizer
@@ -115,12 +116,13 @@ class CriticController(HostedController):
 
     def states(self, batch: RolloutBatch) -> torch.Tensor:
         """States (B,T,H) before each response token, from the critic's own model."""
-        return response_states(
-            self.model,
-            batch.generated_ids.to(self.device),
-            batch.full_attention_mask.to(self.device),
-            batch.prompt_width,
-        )
+        with evaluation_mode(self.model):
+            return response_states(
+                self.model,
+                batch.generated_ids.to(self.device),
+                batch.full_attention_mask.to(self.device),
+                batch.prompt_width,
+            )
 
     def values_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Values (B,T) of states (B,T,H); cut from the trunk's graph unless `train_trunk`."""

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-__all__ = ["cache_dir", "hub_endpoint", "hub_is_off", "variables"]
+__all__ = ["cache_dir", "for_child", "hub_endpoint", "hub_is_off", "variables"]
 
 _TRUE = {"1", "true", "yes", "on"}
 
@@ -27,3 +27,10 @@ def hub_endpoint() -> str:
 def variables(prefix: str) -> dict[str, str]:
     """The variables whose names begin with `prefix` (such as "NCCL_"), in order of name."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefix)}
+
+
+def for_child(import_from: Path) -> dict[str, str]:
+    """This process's variables for one that it starts, in which `import_from` is searched for modules first."""
+    inherited = os.environ.get("PYTHONPATH")
+    paths = [str(import_from), *([inherited] if inherited else [])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rlkit
+from rlkit.env import for_child
 from rlkit.errors import CheckpointError, RunError
 from rlkit.runs.checkpoint import CheckpointPolicy, CheckpointStore
 from rlkit.runs.events import plain
@@ -149,9 +150,6 @@ class DriverProcess:
     """The driver as seen by the process that started it. A thread waits for its end, so that no zombie stays."""
 
     def __init__(self, folder: RunFolder) -> None:
-        package_root = str(Path(rlkit.__file__).parent.parent)
-        inherited = os.environ.get("PYTHONPATH")
-        paths = [package_root, *([inherited] if inherited else [])]
         with open(folder.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rlkit.runs.driver", str(folder.root)],
@@ -159,7 +157,7 @@ class DriverProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=for_child(import_from=Path(rlkit.__file__).parents[1]),
             )
         self.pid = self._process.pid
         self.exit_code: int | None = None

@@ -44,6 +44,11 @@ class Reduction:
         """Pool the part of another rank."""
         self.parts = [mine + theirs for mine, theirs in zip(self.parts, other.parts, strict=True)]
 
+    @property
+    def has_value(self) -> bool:
+        """False when nothing was counted, so that there is nothing to report."""
+        return True
+
     def value(self, elapsed_s: float) -> float:
         """The reduced number; NaN when nothing was added. `elapsed_s`: seconds since the last flush."""
         raise NotImplementedError(self.kind)
@@ -62,6 +67,10 @@ class Mean(Reduction):
     def add_sum_count(self, total: float, count: float) -> None:
         self.parts[0] += total
         self.parts[1] += count
+
+    @property
+    def has_value(self) -> bool:
+        return self.parts[1] != 0
 
     def value(self, elapsed_s: float) -> float:
         total, count = self.parts

@@ -88,7 +88,7 @@ class MetricsTracker:
             now = time.perf_counter()
             elapsed, self._flushed_at = now - self._flushed_at, now
             reductions, self._reductions = self._reductions, {}
-            metrics = {name: reduction.value(elapsed) for name, reduction in reductions.items()}
+            metrics = {name: r.value(elapsed) for name, r in reductions.items() if r.has_value}
             return StepMetrics(step, metrics, sorted(_take(self._spans), key=lambda span: span.start))
 
     def discard(self) -> None:

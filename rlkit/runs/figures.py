@@ -18,10 +18,14 @@ from rlkit.errors import RunError
 from rlkit.runs.events import type_of
 from rlkit.runs.log import LineCursor, parse_line
 from rlkit.runs.protocol import LIVE_STATES
-from rlkit.runs.reader import RunReader, decimate
+from rlkit.runs.reader import RunReader
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours: readers with any colour vision can tell them apart."""
@@ -38,6 +42,42 @@ ACKNOWLEDGED_WITHIN_S = 5.0
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a metric is meant: its whole name, a shell pattern ("reward/*"), or one of its parts ("kl")."""
     return any(fnmatchcase(name, pattern) or pattern in name.split("/") for pattern in patterns)
+
+
+def decimate(steps: Floats, values: Floats, limit: int) -> tuple[Floats, Floats]:
+    """Thin a curve for drawing so that no peak and no dip is lost.
+
+    The curve is cut into equal buckets; each keeps its lowest and its highest point, in their order, or its first point
+    when it holds nothing finite, so that a gap stays a gap. The first and the last point always stay.
+
+    Args:
+        steps: (N,) float64, increasing.
+        values: (N,) float64, NaN where there is no value.
+        limit: most points returned, at least 4.
+
+    Returns:
+        The chosen steps and values, (M,) float64 each with M at most `limit`.
+
+    Raises:
+        ValueError: `limit` is below 4.
+    """
+    import numpy as np
+
+    if limit < 4:
+        raise ValueError(f"limit must be at least 4, got {limit}")
+    count = len(steps)
+    if count <= limit:
+        return steps, values
+    size = -(-count // ((limit - 2) // 2))
+    buckets = -(-count // size)
+    padded = np.full(buckets * size, np.nan)
+    padded[:count] = values
+    grid = padded.reshape(buckets, size)
+    starts = np.arange(buckets) * size
+    lowest = starts + np.where(np.isnan(grid), np.inf, grid).argmin(axis=1)
+    highest = starts + np.where(np.isnan(grid), -np.inf, grid).argmax(axis=1)
+    chosen = np.unique(np.concatenate((lowest, highest, [0, count - 1])))
+    return steps[chosen], values[chosen]
 
 
 def figure(reader: RunReader, *patterns: str, live: bool = False) -> Any:
@@ -136,8 +176,8 @@ class _Plotting:
 
         column = frame[name]
         column = column.loc[column.first_valid_index() : column.last_valid_index()]
-        steps, values = decimate(column.index.tolist(), column.tolist(), self.limit)
-        return np.asarray(steps, dtype=np.int32), np.asarray(values, dtype=np.float64)
+        steps, values = decimate(column.index.to_numpy(np.float64), column.to_numpy(np.float64), self.limit)
+        return steps.astype(np.int32), values
 
     def read_marks(self) -> list[dict[str, Any]]:
         """Requests that were applied since the last call."""

@@ -15,7 +15,7 @@ from typing import Any
 from rlkit.errors import RequestRefused
 from rlkit.runs import events
 from rlkit.runs.control import ControlLine, ControlReader, check_changes, send, step_count
-from rlkit.runs.layout import RunFolder, write_atomic, write_status
+from rlkit.runs.layout import DriverLock, RunFolder, write_atomic, write_status
 from rlkit.runs.log import LineWriter, dump_line
 from rlkit.runs.protocol import RunState, StepMetrics
 from rlkit.runs.rollouts import write_rollouts
@@ -24,7 +24,11 @@ SPECS: dict[str, dict[str, Any]] = {
     "lr": {"type": "float", "min": 0.0, "max": 1.0, "doc": "Learning rate of the policy."},
     "kl_coef": {"type": "float", "min": 0.0, "max": 10.0, "doc": "Weight of the KL penalty."},
     "temperature": {"type": "float", "min": 0.01, "max": 5.0, "doc": "Sampling temperature."},
-    "reward_weights": {"type": "dict", "doc": "Weight of each reward term."},
+    "clip_low": {"type": "float", "min": 0.0, "max": 1.0, "doc": "Lower bound of the ratio's clipping."},
+    "clip_high": {"type": "float", "min": 0.0, "max": 1.0, "doc": "Upper bound of the ratio's clipping."},
+    "value_clip": {"type": "float", "min": 0.0, "max": None, "doc": "Clip range of the value loss."},
+    "top_k": {"type": "int", "min": 0, "max": None, "doc": "Sample from this many tokens; 0 for all."},
+    "reward_weights": {"type": "weights", "doc": "Weight of each reward term."},
 }
 PROMPTS = ("The film was", "My first day at the new job", "The soup arrived", "On the last evening of the trip")
 ENDINGS = (
@@ -49,13 +53,16 @@ class FakeRun:
         self.step = 0
         self.total = total
         self.state: RunState = "running"
-        self.settings: dict[str, Any] = {"lr": 1e-6, "kl_coef": 0.05, "temperature": 1.0}
+        self.settings: dict[str, Any] = {"lr": 1e-6, "kl_coef": 0.05, "temperature": 1.0, "clip_low": 0.2}
+        self.settings |= {"clip_high": 0.2, "value_clip": None, "top_k": 0}
         self.settings["reward_weights"] = {term: 1.0 / (1 + place) for place, term in enumerate(terms)}
         self.random = random.Random(7)
         write_atomic(self.folder.config, dump_line({"trainer": "PPOTrainer", "setting_specs": SPECS}))
         self.write_status()
         self.events = LineWriter(self.folder.events)
         self.events.write(events.settings(0, self.settings), events.state("running", 0))
+        self.lock = DriverLock(self.folder)
+        self.lock.acquire()
         self.requests = ControlReader(self.folder)
 
     def write_status(self, reason: str = "", age: float = 0.0) -> None:
@@ -76,6 +83,8 @@ class FakeRun:
 
     def set_state(self, state: RunState, reason: str = "") -> None:
         self.state = state
+        if state in ("stopped", "finished", "failed"):
+            self.lock.release()
         self.events.write(events.state(state, self.step, reason))
         self.write_status(reason)
 
@@ -88,10 +97,12 @@ class FakeRun:
         values = {f"reward/{term}": value for term, value in terms.items()}
         values["reward/mean"] = sum(self.weights[term] * value for term, value in terms.items())
         values |= {
+            "kl/coef": self.settings["kl_coef"],
+            "reward/std": 0.3 + abs(noise(0, 0.05)),
             "reward/latency_ms": abs(noise(12, 3)),
             "train/policy_loss": noise(0, 0.02) - 0.02 * done,
             "train/value_loss": 0.6 * math.exp(-3 * done) + abs(noise(0, 0.02)),
-            "train/kl": 0.08 * done**0.7 + abs(noise(0, 0.004)),
+            "kl/per_token": 0.08 * done**0.7 + abs(noise(0, 0.004)),
             "train/entropy": 3.1 - 1.2 * done + noise(0, 0.05),
             "train/grad_norm": abs(noise(1, 0.3)),
             "train/lr": self.settings["lr"],
@@ -155,8 +166,9 @@ class FakeRun:
         if line.kind == "set":
             check_changes(line.args, self.settings)
             for name, value in line.args.items():
-                if name != "reward_weights" and not SPECS[name]["min"] <= value <= SPECS[name]["max"]:
-                    raise RequestRefused(f"{name} must lie in {SPECS[name]['min']} to {SPECS[name]['max']}; got {value}")
+                low, high = SPECS[name].get("min"), SPECS[name].get("max")
+                if (low is not None and value < low) or (high is not None and value > high):
+                    raise RequestRefused(f"{name} must lie in {low} to {high}; got {value}")
             weights = {**self.weights, **line.args.get("reward_weights", {})}
             self.settings = {**self.settings, **line.args, "reward_weights": weights}
         elif line.kind == "step":

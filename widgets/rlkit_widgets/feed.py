@@ -102,12 +102,13 @@ class Feed:
     def turn(self, page: Page, letters: list[Json]) -> None:
         """One look at the folder, and answers to `letters`. Errors go to the log and to the page, never to a cell."""
         try:
-            answered = [self._write_request(letter) for letter in letters if letter.get("kind") == "request"]
             changes = self._state.look()
             page.adopt(self._state, changes)
+            answered = [self._write_request(letter) for letter in letters if letter.get("kind") == "request"]
             if any(letter.get("kind") == "hello" for letter in letters):
                 self._greet(page)
-            elif self._greeted:
+                changes = Changes()
+            if self._greeted:
                 self._tick(page, changes, answered)
             for letter in letters:
                 self._answer_rollouts(page, letter)
@@ -138,11 +139,10 @@ class Feed:
         note: Json = {"nonce": letter.get("nonce"), "kind": kind, "args": args, "source": "widget", "step": None}
         if kind not in REQUEST_KINDS:
             return note | {"id": None, "status": "refused", "reason": f"there is no request {kind!r}"}
-        if self._state.final:
-            state = self._state.status.get("state")
-            return note | {"id": None, "status": "refused", "reason": f"the run has {_ended(str(state))}"}
+        if not self._state.driven:
+            return note | {"id": None, "status": "refused", "reason": _undriven(self._state.status)}
         try:
-            return note | self._state.request(str(kind), args)
+            return self._state.request(str(kind), args, letter.get("nonce"))
         except (OSError, RlkitError) as error:
             return note | {"id": None, "status": "refused", "reason": f"the request could not be written: {error}"}
 
@@ -167,5 +167,9 @@ class Feed:
             log.warning("the page could not be told", exc_info=True)
 
 
-def _ended(state: str) -> str:
-    return {"finished": "finished", "stopped": "been stopped", "failed": "failed"}.get(state, "ended")
+def _undriven(status: Json) -> str:
+    """Why a run cannot be asked for anything."""
+    if status.get("parked"):
+        return "nobody drives the run now; its trainer goes on where it was started"
+    words = {"finished": "finished", "stopped": "been stopped", "failed": "failed"}
+    return f"the run has {words.get(str(status.get('state')), 'ended')}"

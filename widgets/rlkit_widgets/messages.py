@@ -13,7 +13,9 @@ series after the other. `"names": [[id, name], ...]` introduces an id before its
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rlkit_widgets.series import PAGE_LIMIT, Points, packed
+import numpy as np
+
+from rlkit_widgets.series import PAGE_LIMIT, Points
 from rlkit_widgets.state import Changes, Json, RunState
 
 Message = tuple[Json, list[bytes]]
@@ -89,16 +91,15 @@ class Encoder:
 
     def _status(self) -> Json:
         state = self._state
-        status = {key: state.status.get(key) for key in ("state", "step", "total_steps", "reason")}
-        age, pace = state.heartbeat_age(), state.step_seconds()
-        status["age"] = None if age is None else round(age, 1)
-        status["alive"] = state.alive(age)
+        status = {key: state.status.get(key) for key in ("state", "step", "total_steps", "reason", "alive", "parked")}
+        pace = state.step_seconds()
+        status["age"] = round(state.heartbeat_age_s, 1)
         status["step_seconds"] = None if pace is None else round(pace, 3)
         return status
 
     def _take_fresh(self) -> list[tuple[str, Points]]:
         taken = [(name, series.take_fresh(TICK_LIMIT)) for name, series in self._state.series.items()]
-        return [(name, points) for name, points in taken if points[0]]
+        return [(name, points) for name, points in taken if len(points[0])]
 
     def _id(self, name: str) -> tuple[int, bool]:
         """Id of a metric and whether the page hears of it for the first time."""
@@ -113,6 +114,7 @@ def _with_points(content: Json, batch: Iterable[NamedPoints]) -> Message:
     content["series"] = [[identifier, len(points[0])] for identifier, points in batch]
     if not batch:
         return content, []
-    steps = b"".join(packed("d", points[0]) for _, points in batch)
-    values = b"".join(packed("f", points[1]) for _, points in batch)
-    return content, [steps, values]
+    steps = np.concatenate([points[0] for _, points in batch])
+    values = np.concatenate([points[1] for _, points in batch])
+    with np.errstate(over="ignore"):  # a value beyond float32 draws as infinite
+        return content, [steps.astype("<f8").tobytes(), values.astype("<f4").tobytes()]

@@ -54,6 +54,7 @@ class RunWidget(anywidget.AnyWidget):
     settings = t.Dict(help="live settings in force")
     last_request = t.Dict(help="latest answered request: kind, args, status, step, reason, source")
 
+    _feed: Feed | None = None
     _open: ClassVar["weakref.WeakValueDictionary[tuple[object, ...], RunWidget]"] = weakref.WeakValueDictionary()
 
     def __init__(
@@ -78,7 +79,6 @@ class RunWidget(anywidget.AnyWidget):
         run_state = RunState(folder, patterns)
         self._owns_layout = "layout" not in kwargs
         self._snapshot = Snapshot(folder.name)
-        self._feed: Feed | None = None
         super().__init__(panels=list(panels), run_name=folder.name, snapshot_id=self._snapshot.identifier, **kwargs)
         self._feed = Feed(run_state, self, with_rollouts="rollouts" in panels)
         self._last_state = run_state

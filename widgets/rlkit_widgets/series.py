@@ -1,18 +1,19 @@
 """The points of one metric, kept small enough to draw: what a strip cannot show stays on disk."""
 
-import sys
 from array import array
-from collections.abc import Sequence
 
-from rlkit.runs.reader import decimate
+import numpy as np
+from numpy.typing import NDArray
+
+from rlkit.runs.figures import decimate
 
 PAGE_LIMIT = 2_000
 """Most points of one series that a page is sent at once."""
 KEPT_LIMIT = 8_192
 """Most settled points of one series held in memory before they are thinned out."""
 
-Points = tuple[Sequence[float], Sequence[float]]
-"""Steps, increasing, and values, NaN where the metric was not finite; (N,) each."""
+Points = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Steps, increasing, and values, NaN where the metric was not finite; (N,) float64 each."""
 
 
 class Series:
@@ -38,7 +39,7 @@ class Series:
 
     def take_fresh(self, limit: int) -> Points:
         """Settle the fresh points and return them, at most `limit` of them."""
-        fresh = decimate(self._fresh_steps, self._fresh_values, limit)
+        fresh = decimate(*_copies(self._fresh_steps, self._fresh_values), limit)
         self._steps.extend(self._fresh_steps)
         self._values.extend(self._fresh_values)
         self._fresh_steps, self._fresh_values = array("d"), array("d")
@@ -48,20 +49,17 @@ class Series:
 
     def points(self, limit: int = PAGE_LIMIT) -> Points:
         """All points, settled and fresh, at most `limit`."""
-        return decimate(self._steps + self._fresh_steps, self._values + self._fresh_values, limit)
-
-
-def packed(code: str, numbers: Sequence[float]) -> bytes:
-    """Numbers as little-endian bytes: code "d" for float64, "f" for float32."""
-    data = array(code, numbers)
-    if sys.byteorder == "big":
-        data.byteswap()
-    return data.tobytes()
+        return decimate(*_copies(self._steps + self._fresh_steps, self._values + self._fresh_values), limit)
 
 
 def _thinned(steps: "array[float]", values: "array[float]") -> tuple["array[float]", "array[float]"]:
-    kept_steps, kept_values = decimate(steps, values, KEPT_LIMIT // 2)
-    return array("d", kept_steps), array("d", kept_values)
+    kept_steps, kept_values = decimate(*_copies(steps, values), KEPT_LIMIT // 2)
+    return array("d", kept_steps.tobytes()), array("d", kept_values.tobytes())
+
+
+def _copies(steps: "array[float]", values: "array[float]") -> Points:
+    """As numpy arrays of their own: an array that numpy looks into could not grow."""
+    return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
 
 
 def _drop_from(steps: "array[float]", values: "array[float]", step: float) -> None:

@@ -107,7 +107,7 @@ def _charts(state: RunState, names: Sequence[str]) -> str:
         points = state.series[name].points(STRIP_POINTS)
         left = (place % 3) * (_WIDTH + _GAP)
         top = (place // 3) * (_HEIGHT + _LABEL + _GAP)
-        last = _last_finite(points[1])
+        last = _last_finite(points[1].tolist())
         described.append(f"{name} {last}")
         cells.append(
             f'<g transform="translate({left},{top})"><text x="0" y="12">{escape(name)}</text>'
@@ -128,7 +128,7 @@ def _charts(state: RunState, names: Sequence[str]) -> str:
 def _line(points: Points) -> str:
     """One strip as an SVG path with a base line; a value that is not finite breaks the line."""
     base = f'<path d="M0 {_HEIGHT}H{_WIDTH}" stroke="{_INK}" stroke-width="0.5"/>'
-    steps, values = points
+    steps, values = points[0].tolist(), points[1].tolist()
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return base

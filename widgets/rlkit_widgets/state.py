@@ -1,7 +1,6 @@
 """What the widgets know of a run, read from its folder: status, settings, requests and the points worth drawing."""
 
 import math
-import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +8,12 @@ from typing import Any
 
 from rlkit.runs.control import send
 from rlkit.runs.figures import matches
-from rlkit.runs.layout import RunFolder, lock_is_held
+from rlkit.runs.layout import RunFolder
 from rlkit.runs.protocol import LIVE_STATES
 from rlkit.runs.reader import RunReader
 from rlkit_widgets.series import Series
 
 Json = dict[str, Any]
-QUIET_S = 3.0
-"""Silence of the driver after which it is worth asking whether its process lives; it writes at least every second."""
 REMEMBERED_REQUESTS = 100
 STEPS_FOR_PACE = 20
 
@@ -45,6 +42,8 @@ class RunState:
         self.reader = RunReader(folder.root)
         self.patterns = patterns
         self.status: Json = {}
+        """status.json as it is now: with "alive", and "failed" when the driver died; without the settings."""
+        self.heartbeat_age_s = 0.0
         self.settings: Json = {}
         self.series: dict[str, Series] = {}
         self.requests: OrderedDict[str, Json] = OrderedDict()
@@ -57,6 +56,11 @@ class RunState:
     @property
     def name(self) -> str:
         return str(self.status.get("run") or self.folder.name)
+
+    @property
+    def driven(self) -> bool:
+        """Whether a driver is there to answer requests."""
+        return bool(self.status.get("alive"))
 
     @property
     def final(self) -> bool:
@@ -75,19 +79,24 @@ class RunState:
         changes = Changes()
         for event in self.reader.poll():
             self._absorb(event, changes)
-        status = dict(self.reader.status())
+        status = self.reader.live_status()
         settings = status.pop("settings", None)
         if float(status.get("heartbeat") or 0.0) >= self._settings_time:
             self._adopt_settings(settings, changes)
+        self.heartbeat_age_s = float(status.pop("heartbeat_age_s"))
         changes.status = status != self.status
         self.status = status
         return changes
 
-    def request(self, kind: str, args: Json) -> Json:
-        """Append a request to the run's control file and remember it as pending until the driver answers."""
+    def request(self, kind: str, args: Json, nonce: str | None = None) -> Json:
+        """Append a request to the run's control file and remember it as pending until the driver answers.
+
+        `nonce` is the page's own name for it: the page learns the run's id by it.
+        """
         identifier = send(self.folder.root, kind, args, "widget")
         note: Json = {
             "id": identifier,
+            "nonce": nonce,
             "kind": kind,
             "args": args,
             "status": "pending",
@@ -104,15 +113,6 @@ class RunState:
             return None
         (first_time, first_step), (last_time, last_step) = self._pace[0], self._pace[-1]
         return max(0.0, last_time - first_time) / (last_step - first_step)
-
-    def heartbeat_age(self) -> float | None:
-        """Seconds since the driver's last sign of life; None when it has ended or has given none."""
-        beat = self.status.get("heartbeat")
-        return None if beat is None or self.final else max(0.0, time.time() - float(beat))
-
-    def alive(self, age: float | None) -> bool:
-        """Whether the driver's process lives, as far as needs asking: a run that ended and a fresh heartbeat do not."""
-        return self.final or (age is not None and age < QUIET_S) or lock_is_held(self.folder)
 
     def _absorb(self, event: Mapping[str, Any], changes: Changes) -> None:
         match event.get("type"):
@@ -154,7 +154,8 @@ class RunState:
             changes.settings = True
 
     def _remember(self, note: Json) -> None:
-        self.requests.pop(str(note["id"]), None)
+        known = self.requests.pop(str(note["id"]), {})
+        note.setdefault("nonce", known.get("nonce"))
         self.requests[str(note["id"])] = note
         while len(self.requests) > REMEMBERED_REQUESTS:
             self.requests.popitem(last=False)

@@ -8,6 +8,8 @@ import { SettingField } from "./setting";
 import type { Store, Topic } from "./store";
 
 const NOTES_SHOWN = 3;
+/** Shown at once; the others open below them. */
+const FIRST_SETTINGS = ["lr", "kl_coef", "temperature"];
 const CONFIRM_MS = 4000;
 
 export class ControlsPanel {
@@ -25,6 +27,10 @@ export class ControlsPanel {
   private readonly fields = new Map<string, SettingField>();
   private readonly grid = h("div", { class: "rlk-settings" });
   private readonly heading = h("h4", { class: "rlk-heading", hidden: true }, "Live settings");
+  private readonly moreGrid = h("div", { class: "rlk-settings" });
+  private readonly moreCount = h("span", { class: "rlk-faint" });
+  private readonly more = h("details", { class: "rlk-more", hidden: true, "data-rlkit": "more-settings" },
+    h("summary", {}, "More ", this.moreCount), this.moreGrid);
   private readonly log = h("ul", { class: "rlk-log", "data-rlkit": "requests", "aria-label": "Latest requests" });
   private confirming = 0;
 
@@ -35,7 +41,7 @@ export class ControlsPanel {
       h("div", { class: "rlk-line", role: "group", "aria-label": "Steer the run" },
         this.pause, this.checkpoint, this.stop, h("span", { class: "rlk-join" }, this.stepButton, this.count),
         this.answer.element),
-      this.heading, this.grid, this.log);
+      this.heading, this.grid, this.more, this.log);
   }
 
   update(changed: ReadonlySet<Topic>): void {
@@ -104,8 +110,12 @@ export class ControlsPanel {
       if (this.fields.has(name)) continue;
       const field = new SettingField(this.store, name, uniqueId("setting"));
       this.fields.set(name, field);
-      this.grid.append(...field.elements);
+      const first = FIRST_SETTINGS.includes(name) || names.length <= 5;
+      (first ? this.grid : this.moreGrid).append(...field.elements);
     }
+    const hidden = names.filter((name) => this.moreGrid.contains(this.fields.get(name)!.elements[0]!)).length;
+    this.more.hidden = hidden === 0;
+    setText(this.moreCount, String(hidden));
     this.heading.hidden = names.length === 0;
   }
 

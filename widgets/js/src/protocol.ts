@@ -7,10 +7,12 @@ export interface Status {
   step: number | null;
   total_steps: number | null;
   reason: string | null;
-  /** Seconds since the driver's last sign of life; null once the run has ended. */
-  age: number | null;
-  /** Whether the process that drives the run exists; true once it has ended. */
-  alive: boolean;
+  /** Seconds since the driver's last sign of life. */
+  age: number;
+  /** Whether a driver is there and answers requests. */
+  alive: boolean | null;
+  /** Whether nobody drives the run for now, on purpose. */
+  parked: boolean | null;
   step_seconds: number | null;
 }
 

@@ -42,6 +42,7 @@ export class SettingField {
     if (typeof value === "boolean") return h("input", { ...common, class: "rlk-check", type: "checkbox" });
     const field = h("input", { ...common, type: typeof value === "string" ? "text" : "number", step: "any" });
     if (this.spec.type === "int") field.step = "1";
+    if (value === null) field.placeholder = "off";
     if (typeof this.spec.min === "number") field.min = String(this.spec.min);
     if (typeof this.spec.max === "number") field.max = String(this.spec.max);
     field.addEventListener("input", () => (field.dataset["dirty"] = "yes"));

@@ -66,11 +66,9 @@ export class StatusPanel {
     if (!store.linked && store.status.state !== null) {
       return "No word from the kernel: this is the last view. Run the cell again to go on watching; the run itself is not affected.";
     }
-    if (store.status.alive === false) {
-      return "The run's process is gone without having said why. Its last words are in log.txt in the run folder.";
-    }
-    if (store.status.age !== null && store.status.age > STALE_S && store.status.state !== null) {
-      return `No sign of life from the run for ${duration(store.status.age)}: it may hang. Its log is log.txt in the run folder.`;
+    if (store.status.parked) return "Nobody drives the run now; its trainer goes on where it was started.";
+    if (store.status.alive && store.status.age > STALE_S) {
+      return `No sign of life from the run for ${duration(store.status.age)}. Its log is log.txt in the run folder.`;
     }
     return store.status.reason ?? "";
   }

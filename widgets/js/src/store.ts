@@ -15,7 +15,8 @@ export class Store {
   run: string;
   folder = "";
   status: Status = {
-    state: null, step: null, total_steps: null, reason: null, age: null, alive: true, step_seconds: null,
+    state: null, step: null, total_steps: null, reason: null, age: 0, alive: null, parked: null,
+    step_seconds: null,
   };
   settings: Record<string, unknown> = {};
   specs: Record<string, SettingSpec> = {};
@@ -49,7 +50,7 @@ export class Store {
 
   /** Whether the run can still be asked for something. */
   get open(): boolean {
-    return this.linked && ["starting", "running", "paused"].includes(this.status.state ?? "");
+    return this.linked && this.status.alive === true && this.status.state !== "stopping";
   }
 
   subscribe(listener: Listener): () => void {

@@ -1,0 +1,213 @@
+import gc
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from rlkit.errors import RunError
+from rlkit.runs import events
+from rlkit.runs.figures import POINTS_LIVE, _Follower, _Plotting, decimate, figure, matches
+from rlkit.runs.protocol import StepMetrics
+from rlkit.runs.reader import RunReader
+from tests.widgets.fake_run import FakeRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[FakeRun]:
+    fake = FakeRun(tmp_path / "exp")
+    yield fake
+    fake.lock.release()
+    fake.events.close()
+
+
+def reader_of(run: FakeRun) -> RunReader:
+    return RunReader(run.folder.root)
+
+
+def traces(fig: Any) -> dict[str, Any]:
+    return {trace.name: trace for trace in fig.data}
+
+
+def eventually(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "patterns", "expected"),
+    [
+        ("reward/mean", ["reward/mean"], True),
+        ("reward/mean", ["reward/*"], True),
+        ("kl/per_token", ["kl"], True),
+        ("train/kl", ["kl"], True),
+        ("train/kl_loss", ["kl"], False),
+        ("reward/mean", ["Reward/*"], False),
+        ("reward/mean", [], False),
+    ],
+)
+def test_matches(name: str, patterns: list[str], expected: bool) -> None:
+    assert matches(name, patterns) is expected
+
+
+def test_decimate_keeps_ends_peaks_and_gaps() -> None:
+    steps = np.arange(10_000.0)
+    values = np.sin(steps / 300)
+    values[4_321], values[7_777] = 5.0, -5.0
+    values[2_000:2_500] = math.nan
+    kept_steps, kept = decimate(steps, values, 200)
+    assert len(kept_steps) == len(kept) <= 200
+    assert (kept_steps[0], kept_steps[-1]) == (0, 9_999)
+    assert kept_steps[np.nanargmax(kept)] == 4_321
+    assert kept_steps[np.nanargmin(kept)] == 7_777
+    gap = (kept_steps >= 2_100) & (kept_steps < 2_400)
+    assert gap.any()
+    assert np.isnan(kept[gap]).all()
+    assert np.all(np.diff(kept_steps) > 0)
+
+
+def test_decimate_by_hand() -> None:
+    steps = np.arange(8.0)
+    values = np.array([0.0, 3.0, 1.0, 2.0, 9.0, 4.0, 5.0, 7.0])
+    # limit 6: two buckets of four; (0, 3) and (4, 9) are their extremes, and the last point stays
+    chosen, kept = decimate(steps, values, 6)
+    assert chosen.tolist() == [0, 1, 4, 5, 7]
+    assert kept.tolist() == [0.0, 3.0, 9.0, 4.0, 7.0]
+    assert decimate(steps, values, 8)[0] is steps
+    with pytest.raises(ValueError, match="at least 4"):
+        decimate(steps, values, 3)
+
+
+def test_one_subplot_per_pattern_and_unit(run: FakeRun) -> None:
+    for _ in range(4):
+        run.take_step(rows=0)
+    fig = figure(reader_of(run), "reward/*", "kl")
+    assert type(fig) is go.Figure
+    titles = [annotation.text for annotation in fig.layout.annotations]
+    assert titles == ["reward/*", "reward/* · ms", "kl"]
+    drawn = traces(fig)
+    assert {name: trace.xaxis for name, trace in drawn.items()} == {
+        "reward/std": "x",
+        "reward/sentiment": "x",
+        "reward/brevity": "x",
+        "reward/mean": "x",
+        "reward/latency_ms": "x2",
+        "kl/coef": "x3",
+        "kl/per_token": "x3",
+    }
+    expected = reader_of(run).metrics()["reward/mean"]
+    assert drawn["reward/mean"].x.tolist() == [1, 2, 3, 4]
+    assert drawn["reward/mean"].y.tolist() == expected.tolist()
+
+
+def test_numbers_travel_as_binary(run: FakeRun) -> None:
+    run.take_step(rows=0)
+    fig = figure(reader_of(run), "kl/coef")
+    (trace,) = fig.data
+    assert trace.x.dtype == np.int32
+    assert trace.y.dtype == np.float64
+    assert fig.to_plotly_json()["data"][0]["y"]["dtype"] == "f8"
+
+
+def test_without_patterns_every_metric_is_there_once(run: FakeRun) -> None:
+    run.take_step(rows=0)
+    fig = figure(reader_of(run))
+    metrics = list(reader_of(run).metrics().columns)
+    assert sorted(trace.name for trace in fig.data) == sorted(metrics)
+    rewards = {"reward/sentiment", "reward/brevity", "reward/mean", "reward/std"}
+    drawn = traces(fig)
+    assert len({drawn[name].xaxis for name in rewards}) == 1
+    assert len({trace.xaxis for trace in fig.data}) == len(metrics) - len(rewards) + 1
+
+
+def test_applied_requests_stand_as_marks_and_others_do_not(run: FakeRun) -> None:
+    run.take_step(rows=0)
+    run.ask("set", reward_weights={"brevity": 0.3}, lr=2e-6)
+    run.serve()
+    run.take_step(rows=0)
+    run.ask("set", reward_weights={"brevty": 0.3})
+    run.ask("pause")
+    run.serve()
+    fig = figure(reader_of(run), "reward/mean", "kl")
+    assert [(shape.x0, shape.x1, shape.yref) for shape in fig.layout.shapes] == [
+        (1, 1, "y domain"),
+        (1, 1, "y2 domain"),
+    ]
+    assert [shape.label.text for shape in fig.layout.shapes] == ["brevity = 0.3, lr = 2e-06", None]
+
+
+def test_a_long_run_is_thinned_and_gaps_stay(run: FakeRun) -> None:
+    lines = [{"a": math.nan if 100 <= step < 200 else 1.0} for step in range(300)]
+    run.events.write(*(events.metrics(StepMetrics(step, line)) for step, line in enumerate(lines)))
+    (trace,) = figure(reader_of(run), "a").data
+    assert np.isnan(trace.y).sum() == 100
+    plotting = _Plotting(reader_of(run), ["a"], limit=50)
+    (thinned,) = plotting.draw().data
+    assert len(thinned.x) <= 50
+    assert np.isnan(thinned.y).any()
+
+
+def test_errors_name_what_there_is(run: FakeRun) -> None:
+    with pytest.raises(RunError, match="no metrics yet"):
+        figure(reader_of(run))
+    run.take_step(rows=0)
+    with pytest.raises(RunError, match=r"no metric matches 'rewrad/\*'; the run has .*reward/mean"):
+        figure(reader_of(run), "kl", "rewrad/*")
+
+
+def test_a_live_figure_follows_the_run_and_ends_with_it(run: FakeRun) -> None:
+    for _ in range(2):
+        run.take_step(rows=0)
+    before = threading.active_count()
+    fig = figure(reader_of(run), "reward/*", live=True)
+    assert isinstance(fig, go.FigureWidget)
+    run.take_step(extra={"reward/novelty": 0.5}, rows=0)
+    eventually(lambda: len(traces(fig)["reward/mean"].x) == 3 and "reward/novelty" in traces(fig))
+    assert traces(fig)["reward/novelty"].x.tolist() == [3]
+    assert traces(fig)["reward/novelty"].xaxis == "x"
+    run.set_state("finished")
+    eventually(lambda: threading.active_count() == before)
+    fig.close()
+
+
+def test_a_live_figure_waits_for_the_page_before_it_sends_again(run: FakeRun) -> None:
+    run.take_step(rows=0)
+    plotting = _Plotting(reader_of(run), ["kl/coef"], POINTS_LIVE)
+    fig = go.FigureWidget(plotting.draw())
+    follower = _Follower(fig, plotting)
+    run.take_step(rows=0)
+    follower.update(fig)
+    assert len(fig.data[0].x) == 2
+    assert not follower._drawn.is_set()
+    edit = fig._last_layout_edit_id
+    fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": edit}
+    fig._js2py_layoutDelta = {"layout_delta": {}, "layout_edit_id": edit}
+    eventually(follower._drawn.is_set)
+    follower.update(fig)  # nothing new: nothing is sent, the gate stays open
+    assert follower._drawn.is_set()
+    fig.close()
+
+
+def test_closing_or_dropping_a_live_figure_ends_its_thread(run: FakeRun) -> None:
+    run.take_step(rows=0)
+    before = threading.active_count()
+    fig = figure(reader_of(run), "kl", live=True)
+    assert threading.active_count() == before + 1
+    fig.close()
+    del fig
+    gc.collect()
+    eventually(lambda: threading.active_count() == before)
+
+
+def test_plotly_is_imported_only_when_a_figure_is_drawn() -> None:
+    code = "import sys, rlkit.runs.figures; assert 'plotly' not in sys.modules and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from rlkit.controllers.base import Controller, Port, field_names
 from rlkit.dataflow_checks import PROMPT_FIELDS, check_dataflow, cycle_message, find_cycle
+from rlkit.dataflow_svg import render_svg
+from rlkit.dataflow_text import render_text
 from rlkit.errors import DataflowError
 
 __all__ = ["Dataflow", "Edge"]
@@ -229,6 +231,15 @@ class Dataflow:
             for edge in self.edges
         ]
         return {"nodes": nodes, "edges": edges}
+
+    def to_svg(self) -> str:
+        """The graph as an SVG document of its own: columns are stages, feedback edges are dashed."""
+        return render_svg(self.to_json())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: the drawing, or the stages in words where nothing can be drawn."""
+        graph = self.to_json()
+        return {"image/svg+xml": render_svg(graph), "text/plain": render_text(graph)}
 
     def __repr__(self) -> str:
         edges = ", ".join(str(edge) for edge in self.edges)

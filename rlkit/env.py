@@ -2,6 +2,8 @@
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 __all__ = ["cache_dir", "for_child", "hub_endpoint", "hub_is_off", "variables"]
 
@@ -34,3 +36,12 @@ def for_child(import_from: Path) -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH")
     paths = [str(import_from), *([inherited] if inherited else [])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def hub_address() -> tuple[str, int]:
+    """Host and port that a connection to the hub opens: the hub's own, or those of the proxy set for its scheme."""
+    hub = urlsplit(hub_endpoint())
+    proxies = getproxies()
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
+    target = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else hub
+    return target.hostname or "", target.port or (80 if target.scheme == "http" else 443)

@@ -4,9 +4,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
+from rlkit.algorithms.distributions import logprobs_and_entropy, token_logprobs
 from rlkit.engines.forward import call_logits, output_head
 from rlkit.errors import ModelError
 
@@ -133,13 +133,12 @@ def _from_logits(
     logits: Tensor, tokens: Tensor, mask: Tensor, temperature: float, entropy: EntropyMode, hidden: Tensor | None
 ) -> TokenScores:
     """From logits (N, V) and tokens (N,) of the N real response tokens."""
-    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    chosen = logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    spread = None
-    if entropy:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "differentiable"):
-            spread = -(logprobs.exp() * logprobs).sum(-1)
-    return TokenScores(_unpack(chosen, mask), None if spread is None else _unpack(spread, mask), hidden)
+    if entropy is None:
+        return TokenScores(_unpack(token_logprobs(logits, tokens, temperature), mask), None, hidden)
+    logprobs, spread = logprobs_and_entropy(logits, tokens, temperature)
+    if entropy == "value":
+        spread = spread.detach()
+    return TokenScores(_unpack(logprobs, mask), _unpack(spread, mask), hidden)
 
 
 def _unpack(values: Tensor, mask: Tensor) -> Tensor:

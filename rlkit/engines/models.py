@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from rlkit.engines.forward import bare_model, output_head
+from rlkit.engines.hub import hub_is_reachable
 from rlkit.engines.small_model import is_small_model, small_model_path
 from rlkit.errors import ModelError
 
@@ -20,18 +21,21 @@ __all__ = [
 ]
 
 
-def resolve_model(name: str | Path) -> str:
+def resolve_model(name: str | Path, revision: str | None = None, cache_dir: str | Path | None = None) -> str:
     """What `from_pretrained` is given for a name.
 
     Args:
         name: a local folder, a hub id, or a name of the small model that comes with rlkit ("smollm2-135m").
+        revision: of a hub id.
+        cache_dir: where the hub's files are kept, if not at the usual place.
 
     Returns:
-        A folder for local models and for the small model (fetched into the user's cache when it is not there yet);
-        a hub id unchanged.
+        A folder for local models and for the small model (fetched into the user's cache when it is not there yet).
+        A hub id unchanged; without a connection to the hub, the folder of the copy that was downloaded earlier.
 
     Raises:
-        ModelError: when the name looks like a path and there is no such folder.
+        ModelError: when the name looks like a path and there is no such folder, or when it is a hub id, the hub cannot
+            be reached and there is no earlier download.
     """
     text = str(name)
     if is_small_model(text):
@@ -41,11 +45,26 @@ def resolve_model(name: str | Path) -> str:
         return str(folder)
     if isinstance(name, Path) or text.startswith(("/", ".", "~")) or text.count("/") > 1:
         raise ModelError(f"no model folder at {text!r}; give a folder that holds config.json and weights, or a hub id")
-    return text
+    return text if hub_is_reachable() else _downloaded_earlier(text, revision, cache_dir)
+
+
+def _downloaded_earlier(hub_id: str, revision: str | None, cache_dir: str | Path | None) -> str:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(hub_id, revision=revision, cache_dir=cache_dir, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        raise ModelError(
+            f"{hub_id!r} is no folder here, the hub cannot be reached, and it has not been downloaded before; connect "
+            "to the network, or give the path of a folder that holds the model"
+        ) from error
 
 
 def load_causal_lm(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
-    """A causal language model, in evaluation mode.
+    """A causal language model, in evaluation mode and in fp32 unless `dtype` says otherwise.
+
+    Fp32 because these weights are trained: bf16 rounds away updates smaller than 0.4% of a weight.
 
     Args:
         name_or_path: see `resolve_model`.
@@ -55,8 +74,11 @@ def load_causal_lm(name_or_path: str | Path, *, trust_remote_code: bool = False,
     Raises:
         ModelError: when the model cannot be loaded; says what was tried.
     """
+    import torch
     from transformers import AutoModelForCausalLM
 
+    if not {"dtype", "torch_dtype"} & kwargs.keys():
+        kwargs["dtype"] = torch.float32
     return _from_pretrained(
         AutoModelForCausalLM, "causal language model", name_or_path, trust_remote_code=trust_remote_code, **kwargs
     )
@@ -71,30 +93,27 @@ def load_sequence_classifier(name_or_path: str | Path, *, trust_remote_code: boo
     """
     from transformers import AutoModelForSequenceClassification
 
-    loaded = _from_pretrained(
+    return _from_pretrained(
         AutoModelForSequenceClassification,
         "sequence-classification model",
         name_or_path,
         trust_remote_code=trust_remote_code,
-        output_loading_info=True,
         **kwargs,
     )
-    model, info = loaded
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"{str(name_or_path)!r} holds no weights for {missing}: it is not a trained sequence classifier and would "
-            "score at random; give a checkpoint that was saved with its classification head"
-        )
-    return model
 
 
 def _from_pretrained(factory: Any, kind: str, name_or_path: str | Path, **kwargs: Any) -> Any:
-    source = resolve_model(name_or_path)
+    source = resolve_model(name_or_path, kwargs.get("revision"), kwargs.get("cache_dir"))
     try:
-        return factory.from_pretrained(source, **kwargs)
+        model, info = factory.from_pretrained(source, output_loading_info=True, **kwargs)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"cannot load {str(name_or_path)!r} as a {kind} (from {source!r}): {error}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{str(name_or_path)!r} is no {kind}: it holds no weights for {', '.join(missing[:4])}, which would be "
+            f"random; give a checkpoint that was saved as a {kind}"
+        )
+    return model
 
 
 def load_tokenizer(name_or_model: str | Path | nn.Module, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
@@ -120,7 +139,8 @@ def load_tokenizer(name_or_model: str | Path | nn.Module, *, trust_remote_code: 
     else:
         name = str(name_or_model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve_model(name), trust_remote_code=trust_remote_code, **kwargs)
+        source = resolve_model(name, kwargs.get("revision"), kwargs.get("cache_dir"))
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code, **kwargs)
     except (OSError, ValueError, KeyError, ImportError, ModelError) as error:
         raise ModelError(f"no tokenizer found at {name!r}; pass tokenizer= as well ({error})") from error
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
@@ -136,8 +156,7 @@ def same_tokenizer(a: Any, b: Any) -> bool:
     special = ("bos_token_id", "eos_token_id", "unk_token_id")
     if any(getattr(a, name, None) != getattr(b, name, None) for name in special):
         return False
-    vocabulary_a: dict[str, int] = a.get_vocab()
-    return vocabulary_a == b.get_vocab()
+    return bool(a.get_vocab() == b.get_vocab())
 
 
 def stop_token_ids(model: nn.Module, tokenizer: Any = None) -> tuple[int, ...]:

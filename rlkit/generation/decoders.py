@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rlkit.engines.forward import bare_model, call_logits, forward_arguments, position_ids_from_mask
 
-__all__ = ["CachedDecoder", "Decoder", "UncachedDecoder", "decoder_for"]
+__all__ = ["CachedDecoder", "Decoder", "UncachedDecoder", "cache_argument"]
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values")  # the newer and the older name in transformers
 
@@ -28,15 +28,8 @@ class Decoder(Protocol):
         ...
 
 
-def decoder_for(model: nn.Module, capacity: int) -> Decoder:
-    """The fastest decoder that the model supports; `capacity` is the greatest sequence width to come."""
-    cache_argument = _cache_argument(bare_model(model))
-    if cache_argument is None:
-        return UncachedDecoder(model)
-    return CachedDecoder(model, cache_argument)
-
-
-def _cache_argument(model: nn.Module) -> str | None:
+def cache_argument(model: nn.Module) -> str | None:
+    """Name under which the forward takes a cache; None for a module that takes none."""
     if not hasattr(model, "config"):
         return None
     names, _ = forward_arguments(model)
@@ -49,8 +42,9 @@ class CachedDecoder:
     def __init__(self, model: nn.Module, cache_argument: str) -> None:
         from transformers import DynamicCache
 
-        self.model = bare_model(model)
-        self.cache: Any = DynamicCache(config=self.model.config)
+        bare: Any = bare_model(model)
+        self.model = bare
+        self.cache: Any = DynamicCache(config=bare.config)
         self.cache_argument = cache_argument
         self.attention_mask = torch.empty(0)
         self.names = forward_arguments(self.model)[0]

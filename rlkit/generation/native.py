@@ -7,7 +7,8 @@ from rlkit.engines.forward import bare_model, device_of, evaluation_mode
 from rlkit.engines.models import context_length
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
-from rlkit.generation.decoders import decoder_for
+from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder, cache_argument
+from rlkit.generation.llama import LlamaDecoder, is_llama_like
 from rlkit.generation.sampling import sample
 
 __all__ = ["NativeGenerator"]
@@ -87,6 +88,16 @@ class NativeGenerator:
                 f"the longest prompt has {longest} tokens and max_new_tokens is {params.max_new_tokens}, together more "
                 f"than the model's context of {limit}; shorten the prompts or lower max_new_tokens"
             )
+
+
+def decoder_for(model: nn.Module, capacity: int) -> Decoder:
+    """The fastest decoder that the model supports; `capacity` is the greatest sequence width to come."""
+    cache = cache_argument(bare_model(model))
+    if cache is None:
+        return UncachedDecoder(model)
+    if is_llama_like(model):
+        return LlamaDecoder(model, cache, capacity)
+    return CachedDecoder(model, cache)
 
 
 class _Rollouts:

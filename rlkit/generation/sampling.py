@@ -57,7 +57,7 @@ def _inverse_cdf(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     weights = (logits - peak).exp_()  # (B, V), unnormalised
     if weights.shape[-1] % _BLOCK:
         weights = pad(weights, (0, -weights.shape[-1] % _BLOCK))
-    blocks = weights.unflatten(-1, (-1, _BLOCK))  # (B, blocks, _BLOCK)
+    blocks = weights.view(len(weights), -1, _BLOCK)  # (B, blocks, _BLOCK)
     block_cdf = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
     total = block_cdf[:, -1:]
     target = uniforms.unsqueeze(-1) * total

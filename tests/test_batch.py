@@ -1,42 +1,14 @@
-"""The rollout batch and its collator: fields, checks, row and column operations, masks (R01)."""
+"""The rollout batch: fields, checks, row and column operations."""
 
 import pickle
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from rlkit.batch import FIELDS, DataCollector, Field, PackedBatch, RolloutBatch, field_for, mask_from_lengths
+from rlkit.batch import FIELDS, Field, RolloutBatch, field_for
 from rlkit.errors import DataError
-
-PAD = 2
-COLLECTOR = DataCollector(PAD)
-
-
-def _batch(prompts: list[list[int]], responses: list[list[int]]) -> RolloutBatch:
-    """Every kind of column: ids, masks, floats per token, text, objects, reward terms."""
-    size = len(prompts)
-    batch = RolloutBatch(COLLECTOR.collate(prompts, responses))
-    return batch.with_fields(
-        {
-            "prompts": [f"prompt {i}" for i in range(size)],
-            "columns": [{"answer": i, "notes": [i, None]} for i in range(size)],
-            "values": batch.response_mask * torch.arange(1.0, batch.response_width + 1),
-            "reward/length": batch.response_mask.sum(1).float(),
-            "rows": torch.arange(size),
-        }
-    )
-
-
-def _equal(one: RolloutBatch, other: RolloutBatch) -> bool:
-    return one.names == other.names and all(
-        torch.equal(one[n], other[n]) if one.specs[n].is_tensor else one[n] == other[n] for n in one.names
-    )
-
-
-TWO = _batch([[4, 2, 5], [1]], [[5, 6, 2], [5, 6, 7, 8, 9]])
+from tests.batches import PAD, TWO, same
 
 # Fields
 
@@ -70,40 +42,6 @@ def test_reward_terms_are_a_family_of_fields() -> None:
 def test_ill_formed_fields_are_refused(dims: tuple[str, ...], dtype: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Field("mine", dims, dtype, "")
-
-
-# Masks
-
-
-def test_r01_masks_come_from_lengths_even_where_padding_is_the_end_token() -> None:
-    assert mask_from_lengths([3, 5], 5).int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    fields = COLLECTOR.collate_responses([[5, 6, 2], [5, 6, 7, 8, 9]])
-    assert fields["response_ids"].tolist() == [[5, 6, 2, 2, 2], [5, 6, 7, 8, 9]]
-    assert fields["response_mask"].int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    assert COLLECTOR.collate_prompts([[4, 2, 5]])["attention_mask"].all()
-    assert COLLECTOR.collate_prompts([[2, 2], [2]])["attention_mask"].int().tolist() == [[1, 1], [0, 1]]
-
-
-def test_r01_the_end_token_rises_when_it_was_good_and_padding_after_it_does_not() -> None:
-    from rlkit.algorithms.aggregation import token_weights
-    from rlkit.algorithms.distributions import token_logprobs
-    from rlkit.algorithms.policy_losses import ppo_clip_loss
-
-    fields = COLLECTOR.collate_responses([[5, 6, 2]], width=5)
-    logits = torch.zeros(1, 5, 10, requires_grad=True)
-    logprobs, mask = token_logprobs(logits, fields["response_ids"]), fields["response_mask"]
-    loss, _ = ppo_clip_loss(logprobs, logprobs.detach(), torch.ones(1, 5), mask, 0.2, 0.2)
-    (loss * token_weights(mask, "token-mean")).sum().backward()
-    assert logits.grad is not None
-    after = (logits - logits.grad).log_softmax(-1)
-    assert after[0, 2, 2] > logprobs[0, 2]
-    assert torch.equal(logits.grad[0, 3:], torch.zeros(2, 10))
-
-
-def test_lengths_that_do_not_fit_are_refused() -> None:
-    for lengths in ([6], [-1]):
-        with pytest.raises(DataError, match=r"lengths must be within 0\.\.5"):
-            mask_from_lengths(lengths, 5)
 
 
 # Reading
@@ -147,7 +85,7 @@ def test_widths_follow_from_any_two_of_p_t_and_l() -> None:
 
 
 def test_pickling_keeps_everything() -> None:
-    assert _equal(pickle.loads(pickle.dumps(TWO)), TWO)
+    assert same(pickle.loads(pickle.dumps(TWO)), TWO)
 
 
 # Adding
@@ -217,7 +155,7 @@ def test_rows_by_index_mask_and_slice() -> None:
     flipped = TWO.select([1, 0])
     assert flipped.prompts == ["prompt 1", "prompt 0"]
     assert flipped.rows.tolist() == [1, 0]
-    assert _equal(flipped.select(torch.tensor([1, 0])), TWO)
+    assert same(flipped.select(torch.tensor([1, 0])), TWO)
     assert TWO.select([False, True]).prompts == ["prompt 1"]
     assert TWO.select(torch.tensor([True, False])).rows.tolist() == [0]
     assert TWO.select(slice(1, 9)).rows.tolist() == [1]
@@ -228,7 +166,7 @@ def test_no_rows_is_a_batch_too() -> None:
     none = TWO.select([])
     assert (none.batch_size, none.prompts, none.values.shape) == (0, [], (0, 5))
     assert none.trim().response_width == 5
-    assert _equal(RolloutBatch.cat([none, TWO]), TWO)
+    assert same(RolloutBatch.cat([none, TWO]), TWO)
 
 
 @pytest.mark.parametrize("indices", [[2], [-3], [[0]], [0.5]])
@@ -246,7 +184,7 @@ def test_split_and_cat_are_inverse() -> None:
     five = TWO.select([0, 1, 1, 0, 1])
     parts = five.split(2)
     assert [len(part) for part in parts] == [2, 2, 1]
-    assert _equal(RolloutBatch.cat(parts), five)
+    assert same(RolloutBatch.cat(parts), five)
     with pytest.raises(DataError, match="at least one row, given 0"):
         five.split(0)
 
@@ -271,85 +209,7 @@ def test_trim_drops_columns_that_are_padding_in_every_row() -> None:
 
 def test_cat_pads_to_the_widest() -> None:
     apart = [TWO.select([0]).trim(), TWO.select([1]).trim()]
-    assert _equal(RolloutBatch.cat(apart, pad_token_id=PAD), TWO)
-
-
-rows = st.lists(
-    st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.lists(st.integers(0, 9), min_size=1, max_size=5)),
-    min_size=1,
-    max_size=6,
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(rows=rows, size=st.integers(1, 6), extra=st.tuples(st.integers(0, 3), st.integers(0, 3)))
-def test_padding_trimming_splitting_and_packing_keep_every_token(
-    rows: list[tuple[list[int], list[int]]], size: int, extra: tuple[int, int]
-) -> None:
-    batch = _batch([prompt for prompt, _ in rows], [response for _, response in rows])
-    wide = COLLECTOR.pad(batch, batch.prompt_width + extra[0], batch.response_width + extra[1])
-    assert _equal(wide.trim(), batch)
-    assert _equal(RolloutBatch.cat([part.trim() for part in wide.split(size)], PAD), batch)
-    assert torch.equal(wide.position_ids[wide.full_attention_mask], batch.position_ids[batch.full_attention_mask])
-    packed = COLLECTOR.pack(wide)
-    assert packed.input_ids.tolist() == [token for prompt, response in rows for token in prompt + response]
-    for i, (prompt, response) in enumerate(rows):
-        start, stop = packed.cu_seqlens[i : i + 2].tolist()
-        assert packed.input_ids[start:stop].tolist() == prompt + response
-        assert packed.position_ids[start:stop].tolist() == list(range(len(prompt + response)))
-    assert torch.equal(COLLECTOR.unpack(packed.input_ids, wide), wide.generated_ids * wide.full_attention_mask)
-
-
-# The collator
-
-
-def test_shards_are_consecutive_and_complete() -> None:
-    seven = TWO.select([0, 1, 0, 1, 1, 0, 1])
-    shards = [COLLECTOR.shard(seven, rank, 3) for rank in range(3)]
-    assert [len(shard) for shard in shards] == [2, 2, 3]
-    assert _equal(RolloutBatch.cat(shards), seven)
-    with pytest.raises(DataError, match=r"rank must be within 0\.\.2, given 3"):
-        COLLECTOR.shard(seven, 3, 3)
-    with pytest.raises(DataError, match="cannot share 2 rows among 3 ranks"):
-        COLLECTOR.shard(TWO, 0, 3)
-
-
-def test_slices_are_trimmed_and_aligned_again() -> None:
-    parts = [COLLECTOR.slice(TWO, i, i + 1) for i in range(2)]
-    assert [(part.prompt_width, part.response_width) for part in parts] == [(3, 3), (1, 5)]
-    aligned = COLLECTOR.align(parts)
-    assert all(_equal(part, TWO.select([i])) for i, part in enumerate(aligned))
-
-
-def test_packed_form() -> None:
-    packed = COLLECTOR.pack(TWO)
-    assert isinstance(packed, PackedBatch)
-    assert packed.cu_seqlens.tolist() == [0, 6, 12]
-    assert packed.cu_seqlens.dtype == torch.int32
-    assert packed.position_ids.tolist() == [0, 1, 2, 3, 4, 5] * 2
-    with pytest.raises(DataError, match="12 real tokens, given 11 packed values"):
-        COLLECTOR.unpack(torch.zeros(11), TWO)
-
-
-def test_bad_input_to_the_collator_is_refused() -> None:
-    with pytest.raises(DataError, match="prompt 1 has no tokens"):
-        COLLECTOR.collate_prompts([[1], []])
-    with pytest.raises(DataError, match="empty list of token rows"):
-        COLLECTOR.collate_responses([])
-    with pytest.raises(DataError, match=r"lengths must be within 0\.\.2"):
-        COLLECTOR.collate_prompts([[1, 2, 3]], width=2)
-    with pytest.raises(DataError, match="2 prompts and 1 responses"):
-        COLLECTOR.collate([[1], [2]], [[3]])
-    with pytest.raises(DataError, match="cannot pad prompts from width 3 to 2"):
-        COLLECTOR.pad(TWO, prompt_width=2)
-    with pytest.raises(DataError, match="pad_token_id must be a token id"):
-        DataCollector(None)  # type: ignore[arg-type]
-
-
-def test_an_empty_response_is_a_row_without_tokens() -> None:
-    fields = COLLECTOR.collate_responses([[], [5]])
-    assert fields["response_mask"].int().tolist() == [[0], [1]]
-    assert COLLECTOR.collate_responses([[]])["response_mask"].shape == (1, 1)
+    assert same(RolloutBatch.cat(apart, pad_token_id=PAD), TWO)
 
 
 def test_tensors_move_together_and_new_ones_follow() -> None:

@@ -1,0 +1,80 @@
+"""Mixing reward terms, and weights that change while training goes on (R16)."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlkit.errors import CheckpointError, ConfigError
+from rlkit.rewards import RewardWeights, mix
+
+
+def test_mixing_by_hand() -> None:
+    nan = math.nan
+    terms = {"a": torch.tensor([1.0, nan, nan, 4.0]), "b": torch.tensor([10.0, 20.0, nan, -4.0])}
+    rewards, valid = mix(terms, {"a": 0.5, "b": 2.0})
+    assert rewards.tolist() == [20.5, 40.0, 0.0, -6.0]
+    assert valid.tolist() == [True, True, False, True]
+    assert terms["a"].isnan().sum() == 2
+    assert rewards.dtype == torch.float32
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 1.0}, {"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "c": 1.0}])
+def test_mixing_needs_one_weight_per_term(weights: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"one weight per reward term; terms \['a', 'b'\], weights"):
+        mix({"a": torch.zeros(2), "b": torch.zeros(2)}, weights)
+
+
+def test_r16_weights_change_all_or_nothing() -> None:
+    weights = RewardWeights({"tone": 1, "brevity": 0.5})
+    before = weights.current
+    weights.set({"brevity": 0.25})
+    assert before == {"tone": 1.0, "brevity": 0.5}
+    assert weights.current == {"tone": 1.0, "brevity": 0.25}
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"tone": 9, "brevty": 1}, "unknown reward term 'brevty'; did you mean 'brevity'.*Terms are: tone, brevity"),
+        ({"tone": 9, "brevity": math.nan}, "weight of reward term 'brevity' must be a finite number, given nan"),
+        ({"tone": 9, "brevity": "1"}, "must be a finite number, given '1'"),
+        ({"tone": True}, "must be a finite number, given True"),
+        ({"tone": math.inf}, "must be a finite number, given inf"),
+    ]
+    for changes, message in bad:
+        with pytest.raises(ConfigError, match=message):
+            weights.set(changes)
+        assert weights.current == {"tone": 1.0, "brevity": 0.25}
+    weights.set({"tone": np.float64(2), "brevity": -1})
+    assert weights.current == {"tone": 2.0, "brevity": -1.0}
+
+
+def test_r16_a_snapshot_is_not_moved_by_a_later_change() -> None:
+    weights = RewardWeights({"tone": 1.0})
+    used = weights.current
+    weights.set({"tone": 3.0})
+    assert used == {"tone": 1.0}
+    used["tone"] = 7.0
+    assert weights.current == {"tone": 3.0}
+
+
+def test_r16_changed_weights_are_still_in_force_after_a_resume() -> None:
+    weights = RewardWeights({"tone": 1.0, "brevity": 0.5})
+    weights.set({"tone": 0.1})
+    resumed = RewardWeights({"tone": 1.0, "brevity": 0.5})
+    resumed.load_state_dict(weights.state_dict())
+    assert resumed.current == {"tone": 0.1, "brevity": 0.5}
+    assert resumed.terms == ("tone", "brevity")
+
+
+def test_weights_of_another_trainer_are_refused() -> None:
+    weights = RewardWeights({"tone": 1.0})
+    for state, message in (
+        ({"weights": {"mood": 1.0}}, r"saved reward weights are for terms \['mood'\], given terms \['tone'\]"),
+        ({}, "under the key 'weights' alone"),
+        ({"weights": {"tone": 2.0}, "more": 1}, "under the key 'weights' alone"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            weights.load_state_dict(state)
+    assert weights.current == {"tone": 1.0}
+    with pytest.raises(ConfigError, match="at least one term"):
+        RewardWeights({})

@@ -121,20 +121,27 @@ class Runnable(ABC):
             checkpoint_config=self.config.checkpoint_config.to_dict(),
         )
 
-    def start(self, dir: str, steps: int | None = None, *, track_metrics: Sequence[str] = ()) -> Run:
+    def start(
+        self, dir: str, steps: int | None = None, *, track_metrics: Sequence[str] = (), replace: bool = False
+    ) -> Run:
         """Starts a background run that owns the state from now on, and goes on without this kernel.
 
         Args:
             dir: folder of the run; must not hold another one.
             steps: steps to take; None takes `total_steps`, or goes on until stopped.
             track_metrics: further places for metrics: "tensorboard", "csv".
+            replace: if the folder holds an earlier run, stop it and keep it aside as `<dir>.1`, so that a cell that
+                starts a run can be run again.
 
         Raises:
             RunError: the folder is taken, or the driver did not come up (the message holds the end of its log).
         """
+        from rlkit.runs.archive import set_aside
         from rlkit.runs.launch import launch
 
         self.require_own_state()
+        if replace:
+            set_aside(dir)
         run = launch(self, dir, steps or self.config.total_steps, track_metrics=track_metrics)
         self.release(str(run.dir))
         return run

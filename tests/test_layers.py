@@ -10,8 +10,8 @@ from tests.source_tree import Import, imports, modules, tree
 # From top to bottom. A module may import from its own floor and from those below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("trainers",),
-    ("pipeline", "execution", "streaming", "failures"),
-    ("dataflow", "dataflow_checks", "dataflow_svg"),
+    ("pipeline", "execution", "streaming", "failures", "threads"),
+    ("dataflow", "dataflow_checks", "dataflow_layout", "dataflow_svg", "dataflow_text", "svg_paths"),
     ("controllers",),
     ("generation",),
     ("engines",),

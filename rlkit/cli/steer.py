@@ -8,7 +8,8 @@ from typing import Any
 from rlkit.cli.describe import request_text
 from rlkit.errors import ConfigError, RequestRefused, RunError
 from rlkit.runs.control import send
-from rlkit.runs.handle import Request, Run, attach
+from rlkit.runs.handle import Run, attach
+from rlkit.runs.request import Request
 
 
 def parse_changes(items: Sequence[str]) -> dict[str, Any]:

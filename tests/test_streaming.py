@@ -1,6 +1,7 @@
 """Rows that are read before their producer is done: earlier, and with the same results."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit import DataError, DataflowError, DeviceMap, RewardError
-from rlkit.batch import Field, RolloutBatch
+from rlkit import ActorController, DataError, DataflowError, DeviceMap, RewardController, RewardError
+from rlkit.batch import DataCollector, Field, RolloutBatch
 from rlkit.controllers.base import Controller
 from rlkit.dataflow import Dataflow
 from rlkit.pipeline import Pipeline
 from tests.graph_fakes import Actor, Step, StreamingActor, answers, chain, length_reward, prompts
+from tests.tiny import tiny_model, tiny_tokenizer
 
 MARKS = Field("marks", ("B", "T"), "float32", "1000 x first prompt id + position, on sampled tokens")
 FULL = Field("full", ("B", "L"), "int64", "the ids plus one, on real tokens")
@@ -209,6 +211,31 @@ def test_a_heavy_reader_streams_only_from_another_device():
     reader.fn = lambda batch: (scored.set(), plain(batch))[1]
     calls = calls_of(chain(actor, reader), reader)
     assert calls == [[0], [1, 2]]
+
+
+def test_a_sampled_batch_is_scored_the_same_whether_its_rows_stream_or_not():
+    tokenizer = tiny_tokenizer()
+    actor = ActorController(tiny_model(), tokenizer)
+    actor.sampling = replace(actor.sampling, max_new_tokens=12)
+    calls: list[int] = []
+
+    def words(responses: list[str]) -> list[float]:
+        calls.append(len(responses))
+        return [float(len(text.split())) for text in responses]
+
+    reward = RewardController(words)
+    texts = ["the film was", "good", "the food was not very good", "a day", "it was so bad", "film and food"]
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    start = RolloutBatch({**DataCollector(2).collate_prompts(ids), "prompts": texts, "columns": [{}] * 6})
+    results = []
+    for reward.streams in (False, True):
+        actor.rng = torch.Generator().manual_seed(3)
+        results.append(values(Pipeline(chain(actor, reward)).run(start)))
+    assert results[0] == results[1]
+    assert len({len(text.split()) for text in results[0]["responses"]}) > 2, "rows finish at different times"
+    assert calls[0] == 6
+    assert sum(calls[1:]) == 6
+    assert len(calls) > 2
 
 
 # What goes wrong, and who is named

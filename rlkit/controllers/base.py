@@ -105,9 +105,7 @@ class Controller(ABC):
     def device_map(self) -> DeviceMap:
         """Where the controller lives; the first GPU, or the CPU where there is none, until set."""
         device_map: DeviceMap | None = getattr(self, "_device_map", None)
-        if device_map is None:
-            device_map = self._device_map = DeviceMap.default()
-        return device_map
+        return DeviceMap.default() if device_map is None else device_map
 
     @device_map.setter
     def device_map(self, device_map: DeviceMap) -> None:

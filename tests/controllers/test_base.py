@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from rlkit import CheckpointError, Controller, DataflowError, DeviceMap, Field, PlacementError
 from rlkit.controllers.base import field_names
@@ -70,6 +71,14 @@ def test_the_device_follows_the_map_and_the_controller_is_told():
     assert moved.device == DeviceMap.default().primary
     moved.device_map = DeviceMap("single", devices="cuda:4")
     assert (moved.device, moved.device_map.devices, told) == ("cuda:4", ("cuda:4",), ["cuda:4"])
+
+
+def test_looking_at_the_default_place_does_not_settle_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    brevity = Brevity()
+    assert brevity.device == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert brevity.device == "cuda:0"
 
 
 def test_a_device_name_is_no_device_map():

@@ -9,75 +9,31 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from rlkit.errors import RunError
+from rlkit.runs.curves import decimate, matches
 from rlkit.runs.events import type_of
 from rlkit.runs.log import LineCursor, parse_line
 from rlkit.runs.protocol import LIVE_STATES
 from rlkit.runs.reader import RunReader
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours: readers with any colour vision can tell them apart."""
 TOTAL = "reward/mean"
-TOTAL_COLOUR = "#7F7F7F"
+TOTAL_COLOUR = TEXT_COLOUR = "#808080"
+GRID_COLOUR = "rgba(128, 128, 128, 0.25)"
 UNIT_SUFFIXES = ("_ms", "_mb", "_tokens_per_sec", "_per_sec", "_fraction")
 POINTS_STATIC = 20_000
 POINTS_LIVE = 2_000
 LIVE_PERIOD_S = 0.5
 ACKNOWLEDGED_WITHIN_S = 5.0
 """How long a live figure waits for the page to have drawn the last update before it sends the next all the same."""
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a metric is meant: its whole name, a shell pattern ("reward/*"), or one of its parts ("kl")."""
-    return any(fnmatchcase(name, pattern) or pattern in name.split("/") for pattern in patterns)
-
-
-def decimate(steps: Floats, values: Floats, limit: int) -> tuple[Floats, Floats]:
-    """Thin a curve for drawing so that no peak and no dip is lost.
-
-    The curve is cut into equal buckets; each keeps its lowest and its highest point, in their order, or its first point
-    when it holds nothing finite, so that a gap stays a gap. The first and the last point always stay.
-
-    Args:
-        steps: (N,) float64, increasing.
-        values: (N,) float64, NaN where there is no value.
-        limit: most points returned, at least 4.
-
-    Returns:
-        The chosen steps and values, (M,) float64 each with M at most `limit`.
-
-    Raises:
-        ValueError: `limit` is below 4.
-    """
-    import numpy as np
-
-    if limit < 4:
-        raise ValueError(f"limit must be at least 4, got {limit}")
-    count = len(steps)
-    if count <= limit:
-        return steps, values
-    size = -(-count // ((limit - 2) // 2))
-    buckets = -(-count // size)
-    padded = np.full(buckets * size, np.nan)
-    padded[:count] = values
-    grid = padded.reshape(buckets, size)
-    starts = np.arange(buckets) * size
-    lowest = starts + np.where(np.isnan(grid), np.inf, grid).argmin(axis=1)
-    highest = starts + np.where(np.isnan(grid), -np.inf, grid).argmax(axis=1)
-    chosen = np.unique(np.concatenate((lowest, highest, [0, count - 1])))
-    return steps[chosen], values[chosen]
 
 
 def figure(reader: RunReader, *patterns: str, live: bool = False) -> Any:
@@ -142,17 +98,32 @@ class _Plotting:
             for name in cell.names:
                 self.add_trace(fig, frame, place, name)
         self.add_marks(fig, self.marks)
-        fig.update_xaxes(matches="x", title_standoff=4)
+        self._dress(fig, rows)
+        return fig
+
+    def _dress(self, fig: Any, rows: int) -> None:
+        """Titles at the left, a legend per subplot at the right, colours that read on light and dark paper."""
+        for place, cell in enumerate(self.cells):
+            axis = "" if place == 0 else str(place + 1)
+            right, top = fig.layout[f"xaxis{axis}"].domain[1], fig.layout[f"yaxis{axis}"].domain[1]
+            left = fig.layout[f"xaxis{axis}"].domain[0]
+            fig.layout.annotations[place].update(x=left, xanchor="left", font={"size": 13})
+            if len(cell.names) > 1:
+                position = {"x": right, "xanchor": "right", "y": top, "yanchor": "bottom", "orientation": "h"}
+                fig.layout[f"legend{axis}"] = {**position, "font": {"size": 11}, "bgcolor": "rgba(0,0,0,0)"}
+        lines = {"gridcolor": GRID_COLOUR, "zerolinecolor": GRID_COLOUR, "linecolor": GRID_COLOUR}
+        fig.update_xaxes(matches="x", title_standoff=4, **lines)
+        fig.update_yaxes(**lines)
         fig.update_xaxes(title_text="step", row=rows)
         fig.update_layout(
-            height=70 + 210 * rows,
-            margin={"l": 60, "r": 20, "t": 60, "b": 45},
+            template="none",
+            height=60 + 220 * rows,
+            margin={"l": 60, "r": 20, "t": 40, "b": 45},
             hovermode="x unified" if len(self.cells) == 1 else "x",
-            legend={"orientation": "h", "yanchor": "bottom", "y": 1 + 36 / (210 * rows), "x": 0},
-            showlegend=any(len(cell.names) > 1 for cell in self.cells),
-            title=None,
+            font={"color": TEXT_COLOUR},
+            paper_bgcolor="rgba(0,0,0,0)",
+            plot_bgcolor="rgba(0,0,0,0)",
         )
-        return fig
 
     def add_trace(self, fig: Any, frame: pd.DataFrame, place: int, name: str) -> None:
         import plotly.graph_objects as go
@@ -163,7 +134,8 @@ class _Plotting:
         colour = TOTAL_COLOUR if name == TOTAL and not alone else _colour(cell, name)
         line = {"color": colour, "width": 3 if name == TOTAL else 1.7}
         mode = "lines+markers" if len(steps) == 1 else "lines"
-        trace = go.Scatter(x=steps, y=values, name=name, mode=mode, line=line, showlegend=not alone, meta=name)
+        trace = go.Scatter(x=steps, y=values, name=name, mode=mode, line=line, meta=name)
+        trace.update(showlegend=not alone, legend="legend" if place == 0 else f"legend{place + 1}")
         columns = 1 if self.patterns else min(2, len(self.cells))
         fig.add_trace(trace, row=place // columns + 1, col=place % columns + 1)
 

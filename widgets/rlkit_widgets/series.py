@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.runs.figures import decimate
+from rlkit.runs.curves import decimate
 
 PAGE_LIMIT = 2_000
 """Most points of one series that a page is sent at once."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlkit.runs.control import send
-from rlkit.runs.figures import matches
+from rlkit.runs.curves import matches
 from rlkit.runs.layout import RunFolder
 from rlkit.runs.protocol import LIVE_STATES
 from rlkit.runs.reader import RunReader

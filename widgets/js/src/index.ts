@@ -27,11 +27,18 @@ const PANELS: [string, (store: Store) => Panel][] = [
   ["rollouts", (store) => new RolloutsPanel(store)],
 ];
 
-const stores = new WeakMap<object, Store>();
+/** One store a widget, however often it is shown. anywidget hands out a new stand-in for the model at each call, so the
+ * widget is known by its snapshot's id. */
+const stores = new Map<string, Store>();
+
+function idOf(model: Model): string {
+  return String(model.get("snapshot_id"));
+}
 
 function storeOf(model: Model): Store {
-  let store = stores.get(model);
-  if (!store) stores.set(model, (store = new Store(model)));
+  const id = idOf(model);
+  let store = stores.get(id);
+  if (!store) stores.set(id, (store = new Store(model)));
   return store;
 }
 
@@ -45,7 +52,7 @@ function guardKeys(root: HTMLElement): void {
 
 /** The static view of a saved notebook steps aside while a live one is shown. */
 function hideSnapshot(model: Model): () => void {
-  const id = CSS.escape(String(model.get("snapshot_id") ?? ""));
+  const id = CSS.escape(idOf(model));
   const style = h("style", {}, `[data-rlkit-snapshot="${id}"] { display: none; }`);
   document.head.append(style);
   return () => style.remove();
@@ -66,7 +73,7 @@ function initialize({ model }: { model: Model }): () => void {
   const store = storeOf(model);
   return () => {
     store.destroy();
-    stores.delete(model);
+    stores.delete(idOf(model));
   };
 }
 

@@ -103,6 +103,7 @@ export type PageMessage =
 /** What this front-end needs of an anywidget model. */
 export interface Model {
   get(name: string): unknown;
+  set(name: string, value: unknown): void;
   on(event: string, callback: (...args: never[]) => void): void;
   off(event: string, callback: (...args: never[]) => void): void;
   send(content: PageMessage): void;

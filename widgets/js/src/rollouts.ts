@@ -22,6 +22,9 @@ export class RolloutsPanel {
   private readonly head = h("tr");
   private readonly body = h("tbody");
   private readonly table = h("table", { class: "rlk-table" }, h("thead", {}, this.head), this.body);
+  private readonly scroll = h("div", {
+    class: "rlk-scroll", tabindex: 0, role: "region", "aria-label": "Table of rollouts", hidden: true,
+  }, this.table);
   private readonly empty = h("p", { class: "rlk-faint" }, "No rollouts yet.");
   private readonly open = new Set<string>();
   private sortKey = "place";
@@ -32,8 +35,7 @@ export class RolloutsPanel {
     this.element = h("section", { class: "rlk-rollouts", "aria-label": "Rollouts", "data-rlkit": "rollouts" },
       h("div", { class: "rlk-line" },
         h("h4", { class: "rlk-heading" }, "Rollouts of step ", this.step), this.back, this.on, this.latest, this.caption),
-      this.empty,
-      h("div", { class: "rlk-scroll", tabindex: 0, role: "region", "aria-label": "Table of rollouts" }, this.table));
+      this.empty, this.scroll);
   }
 
   update(changed: ReadonlySet<Topic>): void {
@@ -78,7 +80,7 @@ export class RolloutsPanel {
     const total = shown.total ?? 0;
     setText(this.caption, shown.error ?? (total > shown.rows.length ? `first ${shown.rows.length} of ${total}` : ""));
     this.empty.hidden = shown.rows.length > 0 || shown.error !== undefined;
-    this.table.hidden = shown.rows.length === 0;
+    this.scroll.hidden = shown.rows.length === 0;
     const columns = this.columns(shown);
     this.head.replaceChildren(...columns.map((column) => this.heading(column)));
     const rows = this.sorted(shown.rows, columns);

@@ -3,12 +3,14 @@
 import type {
   KernelMessage, Model, PageMessage, RequestNote, Rollouts, RolloutText, SettingSpec, Status,
 } from "./protocol";
+import { revive } from "./revive";
 import { Series } from "./series";
 
 export type Topic = "status" | "settings" | "requests" | "points" | "rollouts" | "link";
 export type Listener = (changed: ReadonlySet<Topic>) => void;
 
 const SILENCE_MS = 7000;
+const HELLO_AGAIN_MS = 3000;
 const NOTES_KEPT = 60;
 
 export class Store {
@@ -35,13 +37,14 @@ export class Store {
   private readonly changed = new Set<Topic>();
   private frame = 0;
   private silence = 0;
+  private greeting = 0;
   private nonces = 0;
   private readonly session = Math.random().toString(36).slice(2, 10);
 
   constructor(private readonly model: Model) {
     this.run = String(model.get("run_name") ?? "");
     model.on("msg:custom", this.receive);
-    this.send({ kind: "hello" });
+    this.greet();
   }
 
   get weights(): Record<string, number> {
@@ -74,7 +77,21 @@ export class Store {
     this.model.send(message);
   }
 
+  /** Ask for everything, until the kernel is heard of. */
+  private greet(): void {
+    try {
+      this.send({ kind: "hello" });
+    } catch (error) {
+      console.warn("rlkit: the kernel could not be asked", error);
+    }
+    this.greeting = window.setTimeout(() => {
+      revive(this.model);
+      this.greet();
+    }, HELLO_AGAIN_MS);
+  }
+
   destroy(): void {
+    window.clearTimeout(this.greeting);
     this.model.off("msg:custom", this.receive);
     window.clearTimeout(this.silence);
     cancelAnimationFrame(this.frame);
@@ -174,6 +191,7 @@ export class Store {
   }
 
   private heard(): void {
+    window.clearTimeout(this.greeting);
     window.clearTimeout(this.silence);
     this.silence = window.setTimeout(() => {
       this.linked = false;

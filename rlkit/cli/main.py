@@ -46,6 +46,9 @@ def run(
     background: Annotated[
         bool, typer.Option("--background/--foreground", help="In a process of its own, or in this one.")
     ] = True,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Stop an earlier run in that folder and keep it aside as DIR.1.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the live dashboard once the run is up.")] = False,
 ) -> None:
     """Start the trainer that a Python file makes. Arguments after -- go to the file."""
@@ -59,6 +62,7 @@ def run(
         steps=steps,
         track_metrics=parse_sinks(track_metrics),
         background=background,
+        replace=replace,
         watch=watch,
     )
 

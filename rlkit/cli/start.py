@@ -19,6 +19,7 @@ def start(
     steps: int | None,
     track_metrics: tuple[str, ...],
     background: bool,
+    replace: bool,
     watch: bool,
 ) -> None:
     """Execute the file, find its trainer, and start it in a run folder.
@@ -27,14 +28,17 @@ def start(
         ConfigError: the file holds no trainer, or the options exclude each other.
         RunError: the folder already holds a run, or the run did not come up.
     """
-    if watch and not background:
-        raise ConfigError("--watch shows a run that goes on in the background; leave --foreground out")
+    if not background and (watch or replace):
+        option = "--watch" if watch else "--replace"
+        raise ConfigError(f"{option} is for runs that go on in the background; leave --foreground out")
     found: Any = find_trainer(execute(script, arguments), trainer)
     where = directory or Path("runs") / script.stem
     options: dict[str, Any] = {"track_metrics": track_metrics} if track_metrics else {}
     if not background:
         found.train(steps, str(where), **options)
         return
+    if replace:
+        options["replace"] = True
     run = found.start(str(where), steps, **options)
     typer.echo(f"started {where} ({run.status.get('state', 'running')}, process {run.status.get('pid', '?')})")
     typer.echo(f"  rlkit watch {where}\n  rlkit set {where} NAME=VALUE\n  rlkit stop {where}")

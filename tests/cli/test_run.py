@@ -35,6 +35,7 @@ trainer = Trainer()
         ([], '["start", ["runs/experiment", null], {}, []]'),
         (["--steps", "3", "--dir", "here"], '["start", ["here", 3], {}, []]'),
         (["--track_metrics", "csv"], '["start", ["runs/experiment", null], {"track_metrics": ["csv"]}, []]'),
+        (["--replace"], '["start", ["runs/experiment", null], {"replace": true}, []]'),
         (["--foreground", "--steps", "3"], '["train", [3, "runs/experiment"], {}, []]'),
         (["--", "--fast", "9"], '["start", ["runs/experiment", null], {}, ["--fast", "9"]]'),
     ],
@@ -59,7 +60,8 @@ def test_what_is_asked_of_the_trainer(
     [
         (["nothing.py"], "nothing.py is not a Python file"),
         ([SCRIPT, "--track_metrics", "wandb"], "--track_metrics takes tensorboard or csv"),
-        ([SCRIPT, "--foreground", "--watch"], "leave --foreground out"),
+        ([SCRIPT, "--foreground", "--watch"], "--watch is for runs that go on in the background"),
+        ([SCRIPT, "--foreground", "--replace"], "--replace is for runs that go on in the background"),
     ],
 )
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str | Path], message: str) -> None:

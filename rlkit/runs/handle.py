@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlkit.errors import RunError
 from rlkit.runs.control import send
-from rlkit.runs.layout import is_run
+from rlkit.runs.layout import is_run, lock_is_held
 from rlkit.runs.liveness import describe_exit, log_tail
 from rlkit.runs.protocol import Trainable
 from rlkit.runs.reader import RunReader
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rlkit.runs.launch import DriverProcess
 
 POLL_S = 0.05
+ENDING_S = 10.0
+REAPED_S = 2.0
 
 __all__ = ["Request", "Run", "attach", "list_runs"]
 
@@ -59,8 +61,10 @@ class Run:
     def status(self) -> dict[str, Any]:
         """State, step, settings and reason as they are now, with "alive" and "heartbeat_age_s"."""
         status = self.reader.live_status()
-        if status["state"] == "failed" and self._process is not None and (self._process.exit_code or 0) < 0:
-            status["reason"] = describe_exit(self._process.exit_code)
+        if status.get("died") and self._process is not None:
+            code = self._process.exit_code(within_s=REAPED_S)
+            if code is not None:
+                status["reason"] = describe_exit(code)
         return status
 
     @property
@@ -148,8 +152,9 @@ class Run:
         request = self._ask("stop")
         if wait:
             request.wait(timeout=math.inf)
-            while self.alive or (self._process is not None and self._process.alive):
+            while self.alive:
                 time.sleep(POLL_S)
+            self._wait_for_release()
         return request
 
     def wait(self, timeout: float | None = None) -> Self:
@@ -164,9 +169,16 @@ class Run:
                     f"the run is {status['state']} at step {status.get('step')} after {timeout:g} s; it goes on."
                 )
             time.sleep(POLL_S)
+        self._wait_for_release()
         if status["state"] == "failed":
             raise RunError(f"the run failed at step {status.get('step')}: {status.get('reason')}\n{self.tail()}")
         return self
+
+    def _wait_for_release(self) -> None:
+        """After the last status a driver still writes its log; then it gives up the folder."""
+        deadline = time.monotonic() + ENDING_S
+        while lock_is_held(self.reader.folder) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
     # The trainer
 

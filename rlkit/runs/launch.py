@@ -160,13 +160,18 @@ class DriverProcess:
                 env=for_child(import_from=Path(rlkit.__file__).parents[1]),
             )
         self.pid = self._process.pid
-        self.exit_code: int | None = None
+        self._exit_code: int | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._reap, name=f"rlkit-driver-{self.pid}", daemon=True).start()
 
     def _reap(self) -> None:
-        self.exit_code = self._process.wait()
+        self._exit_code = self._process.wait()
         self._ended.set()
+
+    def exit_code(self, within_s: float = 0.0) -> int | None:
+        """Exit code, minus the number of the signal that killed it; None when it has not ended within that time."""
+        self._ended.wait(within_s)
+        return self._exit_code
 
     @property
     def alive(self) -> bool:
@@ -190,7 +195,7 @@ def _wait_until_up(folder: RunFolder, process: DriverProcess) -> None:
             if status.get("came_up"):
                 return
             if not alive:
-                reason = status.get("reason") or describe_exit(process.exit_code)
+                reason = status.get("reason") or describe_exit(process.exit_code())
                 write_status(folder, {**status, "state": "failed", "reason": reason})
                 raise RunError(f"the run in {folder.root} did not start: {reason}\n{log_tail(folder)}")
             time.sleep(POLL_S)

@@ -20,16 +20,16 @@ SILENCE_S = 15.0
 def live_status(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
     """`status` as it is now rather than as it was written last.
 
-    Adds "alive" (a driver is there and answers requests) and "heartbeat_age_s". A run that should be live but whose
-    driver died gets the state "failed" and a reason.
+    Adds "alive" (a driver is there and answers requests), "heartbeat_age_s" and "died". A run that should be live but
+    whose driver died gets the state "failed" and a reason.
     """
     age = max(0.0, time.time() - float(status.get("heartbeat") or 0.0))
-    found = {**status, "alive": False, "heartbeat_age_s": age}
+    found = {**status, "alive": False, "died": False, "heartbeat_age_s": age}
     if status.get("state") not in LIVE_STATES or status.get("parked"):
         return found
     problem = _problem(folder, status, age)
     if problem:
-        return {**found, "state": "failed", "reason": problem}
+        return {**found, "state": "failed", "reason": problem, "died": True}
     if age > SILENCE_S:
         found["reason"] = status.get("reason") or f"the driver is there but has been silent for {age:.0f} s"
     return {**found, "alive": True}

@@ -87,6 +87,11 @@ class RunLoop:
         """Whether all steps are taken."""
         return self.total_steps is not None and self.step >= self.total_steps
 
+    @property
+    def ending(self) -> str:
+        """Why the loop ends at this boundary; "" when it goes on."""
+        return self._ending[1] if self._ending is not None else ""
+
     def end(self, state: RunState, reason: str) -> None:
         """Ask the loop to save and end at the next boundary, in that state. Safe to call from a signal handler."""
         if self._ending is None:

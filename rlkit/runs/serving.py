@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def serve(loop: RunLoop, closing: str = "") -> None:
-    """Answer every request that has come in. `closing`: the run has ended for that reason, refuse them all."""
+    """Answer every request that has come in. `closing`: why the run ends, so that they are all refused."""
     for line in loop.control.poll():
         try:
             if line.problem:
                 raise RequestRefused(line.problem)
-            if closing:
-                raise RequestRefused(f"the run has ended: {closing}")
+            if closing or loop.ending:
+                raise RequestRefused(f"the run is ending: {closing or loop.ending}")
             done = _HANDLERS[line.kind](loop, line)
         except RlkitError as error:
             loop.answer(line, str(error), applied=False)
@@ -68,8 +68,6 @@ def _step(loop: RunLoop, line: ControlLine) -> bool:
 
 def _stop(loop: RunLoop, line: ControlLine) -> bool:
     _no_args(line)
-    if loop.stop_line is not None:
-        raise RequestRefused("the run is stopping already")
     loop.stop_line = line
     loop.end("stopped", f"asked from {line.source or 'outside'}")
     return False

@@ -1,4 +1,4 @@
-"""The trainer of `toys`, with its numbers in tensors: a tied weight, an optimizer and a frozen target."""
+"""The trainer of `toys`, with its numbers in tensors: a tied weight, its momentum and a frozen target."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,23 +18,25 @@ class TorchTrainer(PlainTrainer):
         self.tied = torch.nn.Linear(4, 1, bias=False)
         self.tied.weight = self.model.weight
         self.target = torch.tensor([TARGET])
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.lr, momentum=0.9)
+        self.momentum = torch.zeros(1, 4)
 
     def learn(self) -> torch.Tensor:
-        self.optimizer.param_groups[0]["lr"] = self.lr
-        self.optimizer.zero_grad()
+        self.model.weight.grad = None
         loss = ((self.tied.weight - self.target) ** 2).sum()
         loss.backward()
-        self.optimizer.step()
+        assert self.model.weight.grad is not None
+        with torch.no_grad():
+            self.momentum.mul_(0.9).add_(self.model.weight.grad)
+            self.model.weight.sub_(self.momentum, alpha=self.lr)
         return loss
 
     def numbers(self) -> dict[str, Any]:
         modules = {"model": self.model.state_dict(), "tied": self.tied.state_dict()}
-        return {**modules, "optimizer": self.optimizer.state_dict()}
+        return {**modules, "momentum": self.momentum}
 
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
         self.model.load_state_dict(numbers["model"])
-        self.optimizer.load_state_dict(numbers["optimizer"])
+        self.momentum.copy_(numbers["momentum"])
 
     def frozen_state_dict(self) -> dict[str, Any]:
         return {"target": self.target}

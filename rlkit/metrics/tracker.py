@@ -38,6 +38,8 @@ class MetricsTracker:
         self._reductions: dict[str, Reduction] = {}
         self._lock = Lock()
         self._flushed_at = time.perf_counter()
+        self._unread = False
+        """Whether device tensors may be among the pending values."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels to another process: the declarations. Values of a step in progress stay here."""
@@ -69,12 +71,12 @@ class MetricsTracker:
         Args:
             value: a number, or a tensor or array with one element. Raises DataError for anything else.
         """
-        self._pending.append((name, value if type(value) in _PLAIN else _number(name, value), count, False))
+        self._pending.append((name, value if type(value) in _PLAIN else self._number(name, value), count, False))
 
     def add_sum_count(self, name: str, total: Any, count: Any) -> None:
         """Take in a sum over `count` items; both are numbers or tensors with one element."""
-        total = total if type(total) in _PLAIN else _number(name, total)
-        count = count if type(count) in _PLAIN else _number(name, count)
+        total = total if type(total) in _PLAIN else self._number(name, total)
+        count = count if type(count) in _PLAIN else self._number(name, count)
         self._pending.append((name, total, count, True))
 
     def span(self, name: str, rank: int = 0) -> _SpanTimer:
@@ -124,11 +126,31 @@ class MetricsTracker:
                     self._reductions[name] = reduction
             self._spans.extend(Span(*item) for item in state["spans"])
 
+    def _number(self, name: str, value: Any) -> Any:
+        """A Python number, or a private copy of a device tensor that is read later."""
+        device = getattr(value, "device", None)
+        if device is not None and hasattr(value, "detach"):
+            if value.numel() != 1:
+                shape = tuple(value.shape)
+                raise DataError(f"metric {name!r} takes a number or a tensor with one element, got shape {shape}")
+            if device.type == "cpu":
+                return value.item()
+            self._unread = True
+            return value.detach().reshape(()).clone()
+        if isinstance(value, str | bytes):
+            raise DataError(f"metric {name!r} takes a number, got the text {value!r}")
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"metric {name!r} takes a number or a tensor with one element, got {value!r}") from error
+
     def _drain(self) -> None:
         """Move pending values into their reductions, device tensors in one transfer per device and dtype."""
         pending = _take(self._pending)
-        tensors = [item for entry in pending for item in entry[1:3] if type(item) not in _PLAIN]
-        numbers = _read_tensors(tensors)
+        numbers: dict[int, float] = {}
+        if self._unread:
+            self._unread = False
+            numbers = _read_tensors([item for entry in pending for item in entry[1:3] if type(item) not in _PLAIN])
         for name, value, count, pair in pending:
             reduction = self._reductions.get(name)
             if reduction is None:
@@ -160,25 +182,8 @@ def _take(items: deque[_Item]) -> list[_Item]:
     return [items.popleft() for _ in range(len(items))]
 
 
-def _number(name: str, value: Any) -> Any:
-    """A Python number, or a private copy of a device tensor that is read later."""
-    device = getattr(value, "device", None)
-    if device is not None and hasattr(value, "detach"):
-        if value.numel() != 1:
-            raise DataError(f"metric {name!r} takes a number or a tensor with one element, got {tuple(value.shape)}")
-        return value.item() if device.type == "cpu" else value.detach().reshape(()).clone()
-    if isinstance(value, str | bytes):
-        raise DataError(f"metric {name!r} takes a number, got the text {value!r}")
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"metric {name!r} takes a number or a tensor with one element, got {value!r}") from error
-
-
 def _read_tensors(tensors: list[Any]) -> dict[int, float]:
     """id of each tensor -> its number, with one wait per device."""
-    if not tensors:
-        return {}
     import torch
 
     numbers: dict[int, float] = {}

@@ -188,7 +188,7 @@ def test_declarations_travel_to_another_process_and_values_do_not():
 
 def test_adding_costs_microseconds():
     tracker = MetricsTracker()
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(20_000):
         tracker.add("train/loss", 1.0)
-    assert (time.perf_counter() - began) / 20_000 < 50e-6  # about 0.5 µs on an idle core
+    assert (time.process_time() - began) / 20_000 < 50e-6  # about 0.5 µs on an idle core

@@ -25,5 +25,6 @@ def test_more_than_twenty_thousand_scalars_a_second_reach_the_folder(tmp_path: P
     for attempt in range(3):  # the best of three: others may be using the core
         folder = RunFolder(tmp_path / str(attempt))
         folder.root.mkdir()
-        rates.append(500 * 40 / benchmark().record(folder, 500, 40, 1, rollouts=False))
+        _, processor_s = benchmark().record(folder, 500, 40, 1, rollouts=False)
+        rates.append(500 * 40 / processor_s)
     assert max(rates) > 20_000

@@ -102,36 +102,59 @@ class TrainEngine:
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """{"optimizer": {parameter name: {slot: tensor}}, "bad_steps", "skipped"}."""
-        names = {id(p): name for name, p in self.parameters.items()}
-        slots = {names[id(p)]: dict(state) for p, state in self.optimizer.state.items()}
+        """{"optimizer": {parameter name: {slot: tensor}}, "bad_steps", "skipped"}.
+
+        Every trained parameter has an entry, empty until its first update. The tensors are those in use, not copies.
+        """
+        slots = {name: dict(self.optimizer.state.get(p, {})) for name, p in self.parameters.items()}
         return {"optimizer": slots, "bad_steps": self.bad_steps, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` gave.
+        """Takes back copies of what `state_dict` gave; nothing changes if it does not fit.
 
         Raises:
-            CheckpointError: keys or parameter names do not fit.
+            CheckpointError: keys, parameter names or shapes do not fit.
         """
         if set(state) != {"optimizer", "bad_steps", "skipped"}:
             raise CheckpointError(f"an engine's state holds optimizer, bad_steps and skipped, got {sorted(state)}")
-        if odd := sorted(set(state["optimizer"]) - set(self.parameters)):
-            raise CheckpointError(f"the optimizer state is for other parameters, first {odd[0]!r}")
-        self.optimizer.state.clear()
-        for name, slots in state["optimizer"].items():
-            parameter = self.parameters[name]
-            self.optimizer.state[parameter] = {
-                slot: value.clone().to(parameter.device if value.dim() else value.device)
-                if isinstance(value, Tensor)
-                else value
-                for slot, value in slots.items()
-            }
+        given: Mapping[str, Mapping[str, Any]] = state["optimizer"]
+        if odd := sorted(set(given) ^ set(self.parameters)):
+            raise CheckpointError(
+                f"the optimizer state is for other parameters: {len(odd)} names differ, first {odd[0]!r}"
+            )
+        for name, slots in given.items():
+            self._require_shape(name, slots)
+        # The optimizer takes state by position; it knows on which device and in which dtype each slot belongs.
+        layout = self.optimizer.state_dict()["param_groups"]
+        positions = {
+            id(p): index
+            for options, held in zip(layout, self.optimizer.param_groups, strict=True)
+            for index, p in zip(options["params"], held["params"], strict=True)
+        }
+        by_position = {
+            positions[id(self.parameters[name])]: {slot: _copy(value) for slot, value in slots.items()}
+            for name, slots in given.items()
+            if slots
+        }
+        self.optimizer.load_state_dict({"state": by_position, "param_groups": layout})
         self.bad_steps, self.skipped = int(state["bad_steps"]), int(state["skipped"])
+
+    def _require_shape(self, name: str, slots: Mapping[str, Any]) -> None:
+        expected = self.parameters[name].shape
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and value.dim() == len(expected) and value.shape != expected:
+                raise CheckpointError(
+                    f"{slot} of {name!r} has shape {tuple(value.shape)} in the state, the parameter {tuple(expected)}"
+                )
 
     def release(self) -> None:
         """Drops optimizer state and gradients."""
         self.optimizer.state.clear()
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def rebuild_optimizer(groups: list[Group], weight_decay: float) -> torch.optim.Optimizer:

@@ -70,9 +70,23 @@ def test_a_run_without_points_is_named(run: FakeRun) -> None:
     assert "<img" not in html
 
 
-def test_leading_metrics_come_in_the_headlines_order() -> None:
+def test_leading_metrics_are_the_rewards_and_one_per_headline() -> None:
     names = ["memory/rss_mb", "train/entropy", "reward/brevity", "kl/coef", "reward/latency_ms", "reward/mean"]
-    assert leading(names) == ["reward/mean", "reward/brevity", "kl/coef", "train/entropy"]
+    names += ["kl/per_token", "kl/per_response", "train/policy_loss", "train/value_loss", "reward/std", "reward/c"]
+    assert leading(names) == [
+        "reward/mean",
+        "reward/brevity",
+        "reward/c",
+        "kl/per_token",
+        "train/entropy",
+        "train/policy_loss",
+    ]
+
+
+def test_the_folder_is_named_as_one_would_type_it(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"Dashboard(&#x27;{run.folder.root}&#x27;)" in render(looked(run))
+    monkeypatch.chdir(run.folder.root.parent)
+    assert "Dashboard(&#x27;exp&#x27;)" in render(looked(run))
 
 
 def test_without_a_kernel_nothing_is_published(run: FakeRun) -> None:

@@ -10,6 +10,7 @@ import uuid
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from rlkit_widgets.series import Points
 from rlkit_widgets.state import RunState
@@ -17,8 +18,10 @@ from rlkit_widgets.state import RunState
 REFRESH_S = 10.0
 STRIPS = 6
 STRIP_POINTS = 150
-HEADLINES = ("reward/mean", "reward", "kl", "entropy", "loss", "throughput", "length")
-"""Words that put a metric first, in this order."""
+HEADLINES = ("kl", "entropy", "loss", "throughput", "length")
+"""Words that bring a metric into the view, one metric each, in this order, after the rewards."""
+REWARDS_SHOWN = 3
+_DULL = ("std", "coef", "fraction", "_ms", "latency")
 _WIDTH, _HEIGHT, _GAP, _LABEL = 240, 56, 16, 18
 _LINE, _INK = "#0e8ac7", "#808080"
 
@@ -78,8 +81,8 @@ def render(state: RunState) -> str:
     reason = f" ({escape(str(status['reason']))})" if status.get("reason") else ""
     parts = [
         f"<p><b>{escape(state.name)}</b>: {escape(str(status.get('state', 'starting')))}{reason}, {progress}. "
-        f"Static view of {when}; <code>rlkit.attach({escape(repr(state.folder.name))})</code> "
-        "in the folder of the run shows the live one.</p>"
+        f"Static view of {when}; <code>Dashboard({escape(repr(_shown_path(state.folder.root)))})</code> "
+        "shows the live one.</p>"
     ]
     names = leading(list(state.series))
     if names:
@@ -91,14 +94,19 @@ def render(state: RunState) -> str:
     return "".join(parts)
 
 
+def _shown_path(folder: Path) -> str:
+    """The folder as one would type it in the notebook: relative where it lies below the working directory."""
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
 def leading(names: Sequence[str]) -> list[str]:
-    """The metrics a small view shows: those that carry a headline word, in the headlines' order."""
-    ranked: list[tuple[int, str]] = []
-    for name in names:
-        ranks = [rank for rank, word in enumerate(HEADLINES) if word in name and not name.endswith("_ms")]
-        if ranks:
-            ranked.append((ranks[0], name))
-    return [name for _, name in sorted(ranked)][:STRIPS]
+    """The metrics that a small view shows: the mixed reward and its first terms, then one per headline."""
+    telling = [name for name in names if not any(word in name for word in _DULL)]
+    rewards = [name for name in telling if name.startswith("reward/")]
+    rewards.sort(key=lambda name: name != "reward/mean")
+    others = [name for name in telling if name not in rewards]
+    firsts = [next((name for name in others if word in name), None) for word in HEADLINES]
+    return [*rewards[:REWARDS_SHOWN], *dict.fromkeys(name for name in firsts if name)][:STRIPS]
 
 
 def _charts(state: RunState, names: Sequence[str]) -> str:

@@ -128,16 +128,21 @@ def test_the_page_shows_what_the_kernel_knows(bench: Bench) -> None:
 
 
 def test_arrow_keys_on_the_slider_become_one_request_pending_until_applied(bench: Bench) -> None:
+    bench.page.clock.install()  # the page's time stands still while the keys are pressed
     bench.at("mixer-brevity").focus()
     for _ in range(4):
         bench.page.keyboard.press("ArrowRight")
     expect(bench.at("mixer-brevity-number")).to_have_value("0.54")
-    (request,) = bench.requests()
-    assert request["request"] == "set"
+    assert bench.exchange() == []
+    bench.page.clock.run_for(500)
+    (request,) = bench.exchange()
+    assert (request["kind"], request["request"]) == ("request", "set")
     assert request["args"] == {"reward_weights": {"brevity": 0.54}}
+    bench.page.clock.run_for(100)
     expect(bench.at("mixer-brevity-state")).to_have_text("pending")
     bench.run.serve()
     bench.exchange()
+    bench.page.clock.run_for(100)
     expect(bench.at("mixer-brevity-state")).to_have_text("applied at step 12")
     expect(bench.at("announcer")).to_have_text("brevity = 0.54 applied at step 12.")
     expect(bench.at("mixer-brevity")).to_have_value("0.54")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,10 +43,11 @@ class Task:
 
 
 class Execution:
-    """State of one run, which changes only while `_condition` is held.
+    """State of one run, which changes only while `_lock` is held.
 
     The calling thread runs tasks itself, heavy ones first; what is ready besides gets a thread of its own. A thread
-    that finishes a task starts what has become ready.
+    that finishes a task starts what has become ready, and leaves in the inbox what the calling thread is to do next.
+    `_lock` and the inbox are taken and waited for in C, so that an interrupt cannot leave them half taken.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Execution:
         self._specs = specs
         self._tracker = tracker
         self._start: RolloutBatch | None = batch
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
         self._merged: RolloutBatch | None = batch
         self._waiting = list(tasks)
         self._running: list[Task] = []
@@ -68,7 +70,7 @@ class Execution:
         self._busy: set[str] = set()
         self._readers: dict[Controller, list[tuple[Task, StreamReader]]] = {}
         self._threads = ThreadGroup()
-        self._for_caller: Task | None = None
+        self._inbox: SimpleQueue[Task | None] = SimpleQueue()
         self._caller = threading.get_ident()
         self._caller_free = True
         self._failure: BaseException | None = None
@@ -77,12 +79,14 @@ class Execution:
         """Run every task; see `Pipeline.run`."""
         try:
             try:
-                while (task := self._next()) is not None:
+                with self._lock:
+                    self._dispatch()
+                while (task := self._inbox.get()) is not None and self._failure is None:
                     self._perform(task)
             except BaseException as error:
                 self._fail(error)
         finally:
-            interrupt = self._threads.join(isinstance(self._failure, KeyboardInterrupt))
+            interrupt = self._threads.join(isinstance(self._failure, KeyboardInterrupt), self._wake)
             self._failure = self._failure or interrupt
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -98,31 +102,23 @@ class Execution:
         self._start = self._merged = self._failure = None
         self._readers.clear()
 
-    def _next(self) -> Task | None:
-        """What the calling thread is to run; None when everything is done or something failed."""
-        with self._condition:
-            self._dispatch()
-            while self._for_caller is None and self._failure is None and self._running:
-                self._condition.wait()
-            task, self._for_caller = self._for_caller, None
-            self._caller_free = False
-            return task if self._failure is None else None
-
     def _dispatch(self) -> None:
-        """Start everything that can run now. Condition held."""
+        """Start everything that can run now; tell the calling thread when nothing is left. Lock held."""
         ready = [task for task in self._waiting if task.after <= self._done]
         for task in sorted(ready, key=lambda task: task.controller not in self._devices):
             if self._failure is not None or task not in self._waiting or not self._claim(task):
                 continue
             self._open_streams(task)
-            if self._caller_free and self._for_caller is None:
-                self._for_caller = task
+            if self._caller_free:
+                self._caller_free = False
+                self._inbox.put(task)
             else:
                 self._threads.start(task.name, partial(self._perform, task))
-        self._condition.notify_all()
+        if not self._running:
+            self._inbox.put(None)
 
     def _claim(self, task: Task) -> bool:
-        """Mark a task as running, unless its device is taken. Condition held."""
+        """Mark a task as running, unless its device is taken. Lock held."""
         device = self._devices.get(task.controller)
         if device in self._busy:
             return False
@@ -133,7 +129,7 @@ class Execution:
         return True
 
     def _open_streams(self, producer: Task) -> None:
-        """Start the controllers that read rows of `producer` as they finish. Condition held."""
+        """Start the controllers that read rows of `producer` as they finish. Lock held."""
         if type(producer.controller).run_streaming is Controller.run_streaming:
             return
         for task in [task for task in self._waiting if task.streams_from is producer.controller]:
@@ -143,15 +139,17 @@ class Execution:
                 continue
             if self._claim(task):
                 needed = [name for name in task.reads if name in producer.writes]
-                reader = StreamReader(producer.name, start, needed, self._specs, self._condition, self._stopped)
+                reader = StreamReader(producer.name, start, needed, self._specs)
                 self._readers.setdefault(producer.controller, []).append((task, reader))
                 self._threads.start(task.name, partial(self._perform, task, reader))
+                if self._failure is not None:  # it came too early for `_wake` to find the reader
+                    reader.stop()
 
     def _perform(self, task: Task, reader: StreamReader | None = None) -> None:
         """Run one task to its end, in whichever thread; failures are kept for the calling thread."""
         try:
             fields = self._compute(task) if reader is None else reader.run(partial(self._call_on_rows, task))
-            with self._condition:
+            with self._lock:
                 self._merge(task, fields)
                 self._running.remove(task)
                 self._busy.discard(self._devices.get(task.controller, ""))
@@ -164,7 +162,7 @@ class Execution:
             self._fail(name_error(task.name, error))
 
     def _compute(self, task: Task) -> Mapping[str, Any]:
-        with self._condition:
+        with self._lock:
             view = self._view(task.reads)
             has_readers = task.controller in self._readers
         if not has_readers:
@@ -177,7 +175,7 @@ class Execution:
     def _emit(self, task: Task, emitted: set[int], indices: Sequence[int], fields: FieldValues) -> None:
         """Hand finished rows of `task` to their readers. A method, since a closure's cells outlive a cleared frame."""
         start = self._start
-        if start is None or self._stopped():
+        if start is None or self._failure is not None:
             raise Stopped
         rows = check_emitted(task.writes, start.batch_size, emitted, indices, fields)
         for _, reader in self._readers[task.controller]:
@@ -195,21 +193,21 @@ class Execution:
         return {name: checked[name] for name in task.writes}
 
     def _merge(self, task: Task, fields: Mapping[str, Any]) -> None:
-        """Add a task's columns, and let the readers of its rows finish. Condition held."""
+        """Add a task's columns, and let the readers of its rows finish. Lock held."""
         assert self._merged is not None
         self._merged = self._merged.with_fields(fields, self._specs_of(fields))
         for reading, reader in self._readers.get(task.controller, []):
             reader.close(self._view(reading.reads))
 
     def _view(self, reads: Iterable[str]) -> RolloutBatch:
-        """What a controller sees: the fields the batch started with, and those it reads. Condition held."""
+        """What a controller sees: the fields the batch started with, and those it reads. Lock held."""
         assert self._start is not None
         assert self._merged is not None
         written = {name: self._merged[name] for name in reads if name not in self._start}
         return self._start.with_fields(written, self._specs_of(written))
 
     def _result(self) -> RolloutBatch:
-        with self._condition:
+        with self._lock:
             return self._view(name for task in self._tasks for name in task.writes)
 
     def _specs_of(self, names: Iterable[str]) -> list[Field]:
@@ -218,15 +216,18 @@ class Execution:
     def _span(self, task: Task) -> AbstractContextManager[Any]:
         return nullcontext() if self._tracker is None else self._tracker.span(task.name)
 
-    def _stopped(self) -> bool:
-        return self._failure is not None
-
     def _fail(self, error: BaseException) -> None:
         """Keep the first failure and wake everybody, so that nothing new starts."""
-        with self._condition:
-            if self._failure is None:
-                self._failure = error
-            self._condition.notify_all()
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        """Make the calling thread and the readers of rows look whether to stop."""
+        self._inbox.put(None)
+        for readers in tuple(self._readers.values()):
+            for _, reader in readers:
+                reader.stop()
 
 
 def check_result(task: Task, result: object) -> Mapping[str, Any]:

@@ -3,8 +3,8 @@
 Shape letters: B rollouts, P prompt width, T response width, L = P + T.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from rlkit.fields import Field
 from rlkit.threads import Stopped
 
 __all__ = ["StreamReader", "check_emitted"]
+
+Chunk = tuple[list[int], FieldValues]
+"""Rows, and what their producer handed over for them."""
 
 Piece = tuple[list[int], Mapping[str, Any]]
 """Rows, and the checked columns of these rows."""
@@ -55,8 +58,6 @@ class StreamReader:
         start: what the reader sees before the producer has run, every row.
         reads: the producer's fields that the reader reads.
         specs: description per field.
-        condition: guards the queue; its waiters are woken by `put`, `close` and whoever stops the run.
-        stopped: tells, with the condition held, whether to give up.
     """
 
     def __init__(
@@ -65,30 +66,25 @@ class StreamReader:
         start: RolloutBatch,
         reads: Sequence[str],
         specs: Mapping[str, Field],
-        condition: threading.Condition,
-        stopped: Callable[[], bool],
     ) -> None:
         self._producer = producer
         self._start = start
         self._reads = tuple(reads)
         self._specs = specs
-        self._condition = condition
-        self._stopped = stopped
-        self._queue: list[tuple[list[int], FieldValues]] = []
-        self._whole: RolloutBatch | None = None
+        self._inbox: SimpleQueue[Chunk | RolloutBatch | None] = SimpleQueue()
 
     def put(self, rows: list[int], fields: FieldValues) -> None:
         """Hand over finished rows. Rows that lack a field the reader needs are read once the producer is done."""
         if rows and all(name in fields for name in self._reads):
-            with self._condition:
-                self._queue.append((rows, {name: fields[name] for name in self._reads}))
-                self._condition.notify_all()
+            self._inbox.put((rows, {name: fields[name] for name in self._reads}))
 
     def close(self, whole: RolloutBatch) -> None:
         """Tell that the producer is done; `whole` is what the reader sees of the full batch."""
-        with self._condition:
-            self._whole = whole
-            self._condition.notify_all()
+        self._inbox.put(whole)
+
+    def stop(self) -> None:
+        """Make `run` raise `Stopped` instead of waiting for rows."""
+        self._inbox.put(None)
 
     def run(self, call: Callable[[RolloutBatch], Mapping[str, Any]]) -> dict[str, Any]:
         """Call the controller on rows as they come, and on what is left at the end.
@@ -101,28 +97,30 @@ class StreamReader:
             DataError: what the producer handed over does not fit the fields' description.
         """
         pieces: list[Piece] = []
-        while (chunks := self._take()) is not None:
+        while not isinstance(chunks := self._take(), RolloutBatch):
             rows = [row for chunk_rows, _ in chunks for row in chunk_rows]
             parts = [self._rows(chunk_rows, fields) for chunk_rows, fields in chunks]
             pieces.append((rows, call(RolloutBatch.cat(parts) if len(parts) > 1 else parts[0])))
-            del chunks, parts
-        whole = self._whole
-        assert whole is not None
+            del parts
+        whole = chunks
         read = {row for rows, _ in pieces for row in rows}
         rest = [row for row in range(whole.batch_size) if row not in read]
         if rest or not pieces:
             pieces.append((rest, call(whole.select(rest) if read else whole)))
         return {name: assemble(self._specs[name], name, pieces, whole) for name in pieces[0][1]}
 
-    def _take(self) -> list[tuple[list[int], FieldValues]] | None:
-        """Everything that waits; None once the producer is done, when what still waits is part of the rest."""
-        with self._condition:
-            while not self._queue and self._whole is None and not self._stopped():
-                self._condition.wait()
-            if self._stopped():
+    def _take(self) -> list[Chunk] | RolloutBatch:
+        """Every chunk that waits; or the whole batch, once the producer is done, with the chunks not read yet."""
+        chunks: list[Chunk] = []
+        while True:
+            message = self._inbox.get()
+            if message is None:
                 raise Stopped
-            chunks, self._queue = self._queue, []
-            return chunks if self._whole is None else None
+            if isinstance(message, RolloutBatch):
+                return message
+            chunks.append(message)
+            if self._inbox.empty():
+                return chunks
 
     def _rows(self, rows: list[int], fields: FieldValues) -> RolloutBatch:
         try:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 
 __all__ = ["Stopped", "ThreadGroup"]
 
@@ -22,12 +23,15 @@ class Stopped(Exception):  # noqa: N818 - no error: it carries a stop through co
 
 
 class ThreadGroup:
-    """Threads of one run. They are daemons, so that one that cannot be stopped does not keep the process."""
+    """Threads of one run. They are daemons, so that one that cannot be stopped does not keep the process.
+
+    Waiting goes through `SimpleQueue`, whose calls an interrupt leaves either done or not done; the Python code of
+    `threading.Condition` can be interrupted with its lock taken.
+    """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
         self._threads: list[tuple[threading.Thread, str]] = []
-        self._active = 0
+        self._ended: SimpleQueue[None] = SimpleQueue()
 
     def start(self, name: str, target: Callable[[], None]) -> None:
         """Run `target` in a new thread, with the context variables of the one that asks for it.
@@ -36,12 +40,10 @@ class ThreadGroup:
         """
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(self._run, target), name=f"rlkit-{name}", daemon=True)
-        with self._condition:
-            self._threads.append((thread, name))
-            self._active += 1
+        self._threads.append((thread, name))
         thread.start()
 
-    def join(self, interrupted: bool) -> KeyboardInterrupt | None:
+    def join(self, interrupted: bool, wake: Callable[[], None]) -> KeyboardInterrupt | None:
         """Wait for all threads.
 
         An interrupt makes their Python code stop; a second one gives up on those in the middle of a call into C, with a
@@ -49,6 +51,7 @@ class ThreadGroup:
 
         Args:
             interrupted: whether an interrupt came already, before this call.
+            wake: makes threads that wait for each other go on, so that they notice that they are to stop.
 
         Returns:
             The interrupt that came while waiting, if any.
@@ -58,10 +61,10 @@ class ThreadGroup:
         while True:
             try:
                 if interrupts:
-                    self._stop()
+                    self._stop(wake)
                 else:
-                    with self._condition:
-                        self._condition.wait_for(lambda: self._active == 0)
+                    for _ in self._threads:
+                        self._ended.get()
                     for thread, _ in self._threads:
                         thread.join()
                 return last
@@ -76,17 +79,17 @@ class ThreadGroup:
             with suppress(Stopped):
                 target()
         finally:
-            with self._condition:
-                self._active -= 1
-                self._condition.notify_all()
+            self._ended.put(None)
 
-    def _stop(self) -> None:
+    def _stop(self, wake: Callable[[], None]) -> None:
         """Stop what does not end by itself. Takes no lock and joins nothing: a stopped thread may hold a lock."""
+        wake()
         deadline = time.monotonic() + _GRACE_S
         while alive := [thread for thread, _ in self._threads if thread.is_alive()]:
             if time.monotonic() > deadline:
                 for thread in alive:
                     _raise_inside(thread, Stopped)
+                wake()
                 deadline = time.monotonic() + _GRACE_S
             time.sleep(_POLL_S)
 

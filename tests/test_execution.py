@@ -1,6 +1,7 @@
 """Interrupting a run: it ends at once, says what it could not stop, and leaves neither threads nor batches behind."""
 
 import gc
+import random
 import signal
 import threading
 import time
@@ -202,3 +203,29 @@ def test_a_finished_run_keeps_nothing():
     assert count_of(RolloutBatch) == before + 1
     del done
     assert count_of(RolloutBatch) == before
+
+
+def test_interrupts_at_any_moment_leave_no_thread_and_a_pipeline_that_works():
+    actor = StreamingActor([[0], [1], [2], [3]])
+    mixer = Step("mixer", ("reward/a", "reward/b"), ("rewards",))
+    mixer.fn = lambda batch: {"rewards": batch["reward/a"] + batch["reward/b"]}
+    flow = Dataflow().connect(actor.output, Step("beside", heavy=True).input)
+    for reward in (length_reward("a"), length_reward("b")):
+        flow.connect(actor.output, reward.input).connect(reward.output, mixer.input)
+    pipeline, start = Pipeline(flow), prompts()
+    rng = random.Random(0)
+
+    def interrupt_later(seconds: float) -> None:
+        time.sleep(seconds)
+        interrupt()
+
+    before = threading.active_count()
+    for _ in range(40):
+        sender = threading.Thread(target=interrupt_later, args=(0.01 + 0.03 * rng.random(),))
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                pipeline.run(start)
+        sender.join()
+        assert threading.active_count() == before
+    assert pipeline.run(start).rewards.tolist() == [2, 4, 6, 8]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback as tracebacks
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rlkit.errors import RequestRefused, RunError
 from rlkit.runs import events
@@ -15,18 +16,11 @@ from rlkit.runs.journal import DiskFullError, Journal, describe_full, is_disk_fu
 from rlkit.runs.layout import RunFolder
 from rlkit.runs.protocol import RunState, StepResult, Trainable
 from rlkit.runs.saving import Saving
-from rlkit.runs.serving import serve
+from rlkit.runs.serving import StepQuota, serve
 from rlkit.runs.sinks import SINKS, check_sinks
 
 POLL_S = 0.05
 RETRY_S = 1.0
-
-
-class StepQuota:
-    """Steps that a "step" request still asks for."""
-
-    def __init__(self, line: ControlLine, n: int) -> None:
-        self.line, self.n, self.taken = line, n, 0
 
 
 class RunLoop:
@@ -118,8 +112,8 @@ class RunLoop:
         settings = self.trainer.settings()
         self.journal.put(events.settings(self.step, settings))
         self.saving.adopt_newest(self._announced)
-        self.heartbeat.update(step=self.step, total_steps=self.total_steps, settings=settings, came_up=True)
-        self.move_to("running")
+        self.heartbeat.update(step=self.step, total_steps=self.total_steps, settings=settings)
+        self.move_to("running", came_up=True)
 
     def _advance(self) -> None:
         """What there is to do at a boundary: end, wait or take a step."""
@@ -155,9 +149,9 @@ class RunLoop:
 
     # What requests use
 
-    def move_to(self, state: RunState, reason: str = "") -> None:
-        """Change the state and record it."""
-        self.heartbeat.update(state=state, reason=reason)
+    def move_to(self, state: RunState, reason: str = "", **status: Any) -> None:
+        """Change the state and record it; `status`: what else changes in status.json with it."""
+        self.heartbeat.update(state=state, reason=reason, **status)
         self.journal.put(events.state(state, self.step, reason))
         self.flush()
 

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from rlkit.runs.loop import RunLoop
 
 
+class StepQuota:
+    """Steps that a "step" request still asks for."""
+
+    def __init__(self, line: ControlLine, n: int) -> None:
+        self.line, self.n, self.taken = line, n, 0
+
+
 def serve(loop: RunLoop, closing: str = "") -> None:
     """Answer every request that has come in. `closing`: why the run ends, so that they are all refused."""
     for line in loop.control.poll():
@@ -53,8 +60,6 @@ def _resume(loop: RunLoop, line: ControlLine) -> bool:
 
 
 def _step(loop: RunLoop, line: ControlLine) -> bool:
-    from rlkit.runs.loop import StepQuota
-
     n = step_count(line.args)
     if loop.state != "paused":
         raise RequestRefused("the run is not paused; pause it first, then take single steps")

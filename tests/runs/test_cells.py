@@ -12,7 +12,7 @@ from rlkit.runs.handle import attach
 from tests.runs.toys import repository, wait_for
 
 CELLS = """
-import sys, time
+import signal, sys, time
 sys.path.insert(0, {repository!r})
 
 class NoFile:
@@ -41,12 +41,10 @@ trainer.step()
 bonus = 200
 run = launch(trainer, "runs/exp")
 del bonus, reward, CellTrainer
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
 print("started", flush=True)
 while True:
-    try:
-        time.sleep(1)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
+    time.sleep(1)
 """
 
 

@@ -16,13 +16,14 @@ from rlkit.runs.layout import DriverLock, RunFolder
 from rlkit.runs.liveness import describe_exit, live_status, log_tail, process_is_alive
 
 
-def status(**changes: Any) -> dict[str, Any]:
+def status(age: float = 0.0, **changes: Any) -> dict[str, Any]:
+    """A status.json of this process whose last heartbeat was `age` seconds ago."""
     return {
         "state": "running",
         "pid": os.getpid(),
         "process_started": psutil.Process().create_time(),
         "host": socket.gethostname(),
-        "heartbeat": time.time(),
+        "heartbeat": time.time() - age,
         "reason": "",
         **changes,
     }
@@ -42,8 +43,8 @@ def test_a_driver_that_holds_its_lock_is_alive(tmp_path: Path):
     [
         ({"pid": 2**22 + 1}, "died without a word"),
         ({"process_started": 1.0}, "died without a word"),  # another process has that number now
-        ({"host": "elsewhere", "heartbeat": time.time() - 60}, "no sign of life from elsewhere for 60 s"),
-        ({"pid": None, "state": "starting", "heartbeat": time.time() - 300}, "did not start within 300 s"),
+        ({"host": "elsewhere", "age": 60}, "no sign of life from elsewhere for 60 s"),
+        ({"pid": None, "state": "starting", "age": 300}, "did not start within 300 s"),
     ],
 )
 def test_a_dead_driver_is_a_failed_run(tmp_path: Path, changes: dict[str, Any], reason: str):
@@ -67,7 +68,7 @@ def test_a_driver_on_another_machine_is_known_by_its_heartbeat(tmp_path: Path):
 def test_a_driver_that_hangs_is_alive_and_silent(tmp_path: Path):
     folder = RunFolder(tmp_path)
     with DriverLock(folder):
-        found = live_status(folder, status(heartbeat=time.time() - 40))
+        found = live_status(folder, status(age=40))
     assert found["alive"]
     assert found["reason"] == "the driver is there but has been silent for 40 s"
 

@@ -148,6 +148,8 @@ class Execution:
     def _perform(self, task: Task, reader: StreamReader | None = None) -> None:
         """Run one task to its end, in whichever thread; failures are kept for the calling thread."""
         try:
+            if self._failure is not None:  # it came while this thread was starting
+                raise Stopped
             fields = self._compute(task) if reader is None else reader.run(partial(self._call_on_rows, task))
             with self._lock:
                 self._merge(task, fields)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 __all__ = ["Stopped", "ThreadGroup"]
@@ -18,8 +19,19 @@ _POLL_S = 0.005
 """Seconds between two looks at whether the threads have ended after an interrupt."""
 
 
+_START_S = 1.0
+"""Seconds after which a thread whose start was interrupted is taken never to come up."""
+
+
 class Stopped(Exception):  # noqa: N818 - no error: it carries a stop through code that is not to go on
     """Raised inside a controller because another one failed or the caller was interrupted."""
+
+
+@dataclass
+class _Member:
+    name: str
+    ended: bool = False
+    thread: threading.Thread = field(init=False)
 
 
 class ThreadGroup:
@@ -30,7 +42,7 @@ class ThreadGroup:
     """
 
     def __init__(self) -> None:
-        self._threads: list[tuple[threading.Thread, str]] = []
+        self._members: list[_Member] = []
         self._ended: SimpleQueue[None] = SimpleQueue()
 
     def start(self, name: str, target: Callable[[], None]) -> None:
@@ -38,10 +50,15 @@ class ThreadGroup:
 
         `target` handles its own errors; only `Stopped` may leave it.
         """
-        context = contextvars.copy_context()
-        thread = threading.Thread(target=context.run, args=(self._run, target), name=f"rlkit-{name}", daemon=True)
-        self._threads.append((thread, name))
-        thread.start()
+        member = _Member(name)
+        member.thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(self._run, member, target),
+            name=f"rlkit-{name}",
+            daemon=True,
+        )
+        self._members.append(member)
+        member.thread.start()
 
     def join(self, interrupted: bool, wake: Callable[[], None]) -> KeyboardInterrupt | None:
         """Wait for all threads.
@@ -63,10 +80,10 @@ class ThreadGroup:
                 if interrupts:
                     self._stop(wake)
                 else:
-                    for _ in self._threads:
+                    for _ in self._members:
                         self._ended.get()
-                    for thread, _ in self._threads:
-                        thread.join()
+                    for member in self._members:
+                        member.thread.join()
                 return last
             except KeyboardInterrupt as error:
                 interrupts, last = interrupts + 1, error
@@ -74,27 +91,30 @@ class ThreadGroup:
                     self._warn()
                     return last
 
-    def _run(self, target: Callable[[], None]) -> None:
+    def _run(self, member: _Member, target: Callable[[], None]) -> None:
         try:
             with suppress(Stopped):
                 target()
         finally:
+            member.ended = True
             self._ended.put(None)
 
     def _stop(self, wake: Callable[[], None]) -> None:
         """Stop what does not end by itself. Takes no lock and joins nothing: a stopped thread may hold a lock."""
         wake()
-        deadline = time.monotonic() + _GRACE_S
-        while alive := [thread for thread, _ in self._threads if thread.is_alive()]:
-            if time.monotonic() > deadline:
-                for thread in alive:
-                    _raise_inside(thread, Stopped)
+        now = time.monotonic()
+        deadline, all_started = now + _GRACE_S, now + _START_S
+        while left := [m for m in self._members if m.thread.is_alive() or (not m.ended and now < all_started)]:
+            if now > deadline:
+                for member in left:
+                    _raise_inside(member.thread, Stopped)
                 wake()
-                deadline = time.monotonic() + _GRACE_S
+                deadline = now + _GRACE_S
             time.sleep(_POLL_S)
+            now = time.monotonic()
 
     def _warn(self) -> None:
-        names = ", ".join(f"'{name}'" for thread, name in self._threads if thread.is_alive())
+        names = ", ".join(f"'{member.name}'" for member in self._members if member.thread.is_alive())
         if names:
             warnings.warn(
                 f"gave up waiting for {names}, running in a thread that cannot be stopped; it ends with its current "

@@ -219,13 +219,16 @@ def test_interrupts_at_any_moment_leave_no_thread_and_a_pipeline_that_works():
         time.sleep(seconds)
         interrupt()
 
+    def run_on(pipeline: Pipeline, start: RolloutBatch) -> None:
+        while True:
+            pipeline.run(start)
+
     before = threading.active_count()
     for _ in range(40):
-        sender = threading.Thread(target=interrupt_later, args=(0.01 + 0.03 * rng.random(),))
+        sender = threading.Thread(target=interrupt_later, args=(0.05 + 0.03 * rng.random(),))
         sender.start()
         with pytest.raises(KeyboardInterrupt):
-            while True:
-                pipeline.run(start)
+            run_on(pipeline, start)
         sender.join()
         assert threading.active_count() == before
     assert pipeline.run(start).rewards.tolist() == [2, 4, 6, 8]

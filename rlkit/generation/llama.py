@@ -1,25 +1,24 @@
 """One decoding step of the Llama family, written out for small batches: a few large operations and no bookkeeping.
 
-The weights are those of the model's own modules, read at every step; nothing is copied or fused ahead of time, so there
-is nothing to refresh after an update. What makes it fast: keys and values go into one tensor allocated up front, the
-attention mask is built once, every product of a weight and a few rows is laid out the way BLAS handles best, and heads
-that share keys are not copied out.
+The weights are those of the model's own modules; nothing is copied or fused ahead of time, so there is nothing to
+refresh after an update. What makes it fast: keys and values go into one tensor allocated up front, the attention mask
+is built once, products of a weight and a few rows are laid out the way BLAS handles best (`skinny`), and heads that
+share keys are not copied out.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from rlkit.engines.forward import bare_model
 from rlkit.generation.decoders import CachedDecoder
+from rlkit.generation.skinny import SideBySide
 
-__all__ = ["LlamaDecoder", "is_llama_like", "skinny_linear"]
+__all__ = ["LlamaDecoder", "is_llama_like"]
 
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_PANEL = 1024
-"""Rows of a weight multiplied at a time on the CPU: about 2 MB of weight, which stays in cache while it is packed."""
 
 
 def is_llama_like(model: nn.Module) -> bool:
@@ -39,21 +38,6 @@ def is_llama_like(model: nn.Module) -> bool:
     return set(layer_types) == {"full_attention"} and not windowed and not hooked
 
 
-def skinny_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """`layer(x)` for a few rows x (B, in) -> (B, out), a transposed view of an (out, B) tensor on the CPU.
-
-    BLAS multiplies a large weight with few columns faster than few rows with a large transposed weight (1.2 to 2
-    times at 4 to 16 rows of fp32), and panels of the weight that fit in cache faster than the whole.
-    """
-    if type(layer) is not nn.Linear or x.device.type != "cpu":
-        return layer(x)  # type: ignore[no-any-return]
-    weight, columns = layer.weight, x.t()
-    product = x.new_empty(weight.shape[0], x.shape[0])
-    for panel, rows in zip(torch.split(weight, _PANEL), torch.split(product, _PANEL), strict=True):
-        torch.mm(panel, columns, out=rows)
-    return product.t() if layer.bias is None else product.t().add_(layer.bias)
-
-
 class LlamaDecoder(CachedDecoder):
     """Prefill through the model's own forward, then steps written out here."""
 
@@ -61,16 +45,15 @@ class LlamaDecoder(CachedDecoder):
         super().__init__(model, cache_argument)
         self.capacity = capacity
         self.trunk = self.model.model
-        self.layers = list(self.trunk.layers)
-        self.attentions = [layer.self_attn for layer in self.layers]
-        self.head_dim = self.attentions[0].head_dim
+        self.layers = [_Layer(layer) for layer in self.trunk.layers]
+        self.head = SideBySide([self.model.lm_head])
         self.width = 0  # columns of the cache that are in use
 
     def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         logits = super().prefill(input_ids, attention_mask)
         rows, self.width = input_ids.shape
-        first = self.cache.layers[0].keys
-        shape = (len(self.layers), 2, rows, first.shape[1], self.capacity, self.head_dim)
+        first = self.cache.layers[0].keys  # (B, key heads, P, head width)
+        shape = (len(self.layers), 2, rows, first.shape[1], self.capacity, first.shape[-1])
         self.stored = first.new_empty(shape)  # (layers, keys and values, B, key heads, capacity, head width)
         for stored, layer in zip(self.stored, self.cache.layers, strict=True):
             stored[0, :, :, : self.width] = layer.keys
@@ -88,36 +71,50 @@ class LlamaDecoder(CachedDecoder):
     def step(self, tokens: Tensor) -> Tensor:
         x = self.trunk.embed_tokens(tokens)  # (B, H)
         cos, sin = self.trunk.rotary_emb(x, self.lengths)  # (B, 1, head width)
-        half = self.head_dim // 2
+        half = cos.shape[-1] // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # sign of the rotated half, once for all layers
         self.width += 1
         self.lengths = self.lengths + 1
         bias = self.bias[..., : self.width]
-        for layer, attention, stored in zip(self.layers, self.attentions, self.stored, strict=True):
-            x = x + self._attend(attention, layer.input_layernorm(x), cos, sin, stored[..., : self.width, :], bias)
-            x = x + self._mlp(layer.mlp, layer.post_attention_layernorm(x))
-        return skinny_linear(self.model.lm_head, self.trunk.norm(x))
+        for layer, stored in zip(self.layers, self.stored[..., : self.width, :], strict=True):
+            x = layer(x, cos, sin, stored, bias)
+        return self.head(_normalise(self.trunk.norm, x))
 
-    def _attend(self, attention: Any, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
-        """Attention of one new token per row; its key and value go into the last column of `stored`."""
-        heads = (len(x), -1, self.head_dim)
-        query = skinny_linear(attention.q_proj, x).reshape(heads)  # (B, heads, head width)
-        key = skinny_linear(attention.k_proj, x).reshape(heads)
-        if hasattr(attention, "q_norm"):
-            query, key = attention.q_norm(query), attention.k_norm(key)
+
+class _Layer:
+    """One decoder layer for one new token per row."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.attention, self.activation = attention, mlp.act_fn
+        self.norms = layer.input_layernorm, layer.post_attention_layernorm
+        self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+        self.query_key_value = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = SideBySide([attention.o_proj])
+        self.gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
+        self.down = SideBySide([mlp.down_proj])
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
+        """(B, H) to (B, H); the token's key and value go into the last column of `stored` (2, B, heads, W, D)."""
+        x = x + self.out(self._attend(_normalise(self.norms[0], x), cos, sin, stored, bias))
+        gate, up = self.gate_up(_normalise(self.norms[1], x)).chunk(2, dim=-1)
+        return x + self.down(self.activation(gate) * up)
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
+        rows, key_heads, head_dim = len(x), stored.shape[2], stored.shape[-1]
+        heads = self.query_key_value(x).view(rows, -1, head_dim)  # queries, then keys, then values
+        rotating, value = heads[:, :-key_heads], heads[:, -key_heads:]
+        if self.head_norms is not None:
+            query, key = rotating[:, :-key_heads], rotating[:, -key_heads:]
+            rotating = torch.cat([_normalise(self.head_norms[0], query), _normalise(self.head_norms[1], key)], dim=1)
+        rotated = torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, dims=-1), sin)
         keys, values = stored
-        keys[:, :, -1] = _rotate(key, cos, sin)
-        values[:, :, -1] = skinny_linear(attention.v_proj, x).reshape(heads)
-        grouped = _rotate(query, cos, sin).view(len(x), keys.shape[1], -1, self.head_dim)  # queries that share a key
-        mixed = scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=attention.scaling)
-        return skinny_linear(attention.o_proj, mixed.reshape(len(x), -1))
-
-    @staticmethod
-    def _mlp(mlp: Any, x: Tensor) -> Tensor:
-        gated = mlp.act_fn(skinny_linear(mlp.gate_proj, x)) * skinny_linear(mlp.up_proj, x)
-        return skinny_linear(mlp.down_proj, gated)
+        keys[:, :, -1] = rotated[:, -key_heads:]
+        values[:, :, -1] = value
+        query = rotated[:, :-key_heads].reshape(rows, key_heads, -1, head_dim)  # grouped by the key they share
+        mixed = scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=self.attention.scaling)
+        return mixed.reshape(rows, -1)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of (B, heads, head width); the first half of `sin` comes negated."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+def _normalise(norm: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)

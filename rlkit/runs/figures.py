@@ -7,7 +7,9 @@ run applied stand as upright marks.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,8 +119,9 @@ class _Plotting:
         fig.update_xaxes(title_text="step", row=rows)
         fig.update_layout(
             template="none",
-            height=60 + 220 * rows,
-            margin={"l": 60, "r": 20, "t": 40, "b": 45},
+            height=80 + 220 * rows,
+            margin={"l": 60, "r": 20, "t": 60, "b": 45},
+            modebar={"bgcolor": "rgba(0,0,0,0)", "color": TEXT_COLOUR},
             hovermode="x unified" if len(self.cells) == 1 else "x",
             font={"color": TEXT_COLOUR},
             paper_bgcolor="rgba(0,0,0,0)",
@@ -193,8 +196,6 @@ class _Follower:
     def __init__(self, widget: Any, plotting: _Plotting) -> None:
         self._widget = weakref.ref(widget)
         self._plotting = plotting
-        self._drawn = threading.Event()
-        self._drawn.set()
         self._rows = -1
         name = f"rlkit figure {plotting.reader.folder.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -203,28 +204,30 @@ class _Follower:
         self._thread.start()
 
     def _run(self) -> None:
-        pause = threading.Event()
+        sent_at = -math.inf
         while True:
-            pause.wait(LIVE_PERIOD_S)
-            self._drawn.wait(ACKNOWLEDGED_WITHIN_S)
+            time.sleep(LIVE_PERIOD_S)
             widget = self._widget()
             if widget is None or widget.comm is None:
                 return
+            if _page_is_behind(widget) and time.monotonic() - sent_at < ACKNOWLEDGED_WITHIN_S:
+                continue
             try:
-                state = self._plotting.reader.status().get("state", "starting")
-                self.update(widget)
+                state = self._plotting.reader.live_status().get("state")
+                if self.update(widget):
+                    sent_at = time.monotonic()
             except RunError:  # the folder was removed; there is nothing more to follow
                 return
             if state not in LIVE_STATES:
                 return
             del widget
 
-    def update(self, widget: Any) -> None:
-        """Send what is new as one update and close the gate until the page has drawn it."""
+    def update(self, widget: Any) -> bool:
+        """Send what is new as one update; whether there was anything."""
         frame = self._plotting.reader.metrics()
         marks = self._plotting.read_marks()
         if len(frame) == self._rows and not marks:
-            return
+            return False
         self._rows = len(frame)
         self._add_new(widget, frame)
         with widget.batch_update():
@@ -232,9 +235,7 @@ class _Follower:
                 trace.x, trace.y = self._plotting.curve(frame, trace.meta)
                 trace.mode = "lines+markers" if len(trace.x) == 1 else "lines"
             self._plotting.add_marks(widget, marks)
-        self._drawn.clear()
-        drawn = self._drawn
-        widget.on_edits_completed(lambda: drawn.set())
+        return True
 
     def _add_new(self, widget: Any, frame: pd.DataFrame) -> None:
         """Metrics that appeared since: into the subplot of the pattern that means them."""
@@ -248,6 +249,15 @@ class _Follower:
                     cell.names.append(name)
                     self._plotting.add_trace(widget, frame, place, name)
                     break
+
+
+def _page_is_behind(widget: Any) -> bool:
+    """Whether an update was sent that the page has not drawn yet.
+
+    Only the answer about traces counts: plotly 7.1's page sends the one about the layout under a name that its Python
+    side does not listen to, so that `on_edits_completed` never calls back.
+    """
+    return bool(widget._trace_edit_in_process)
 
 
 def _cells(names: Sequence[str], patterns: Sequence[str]) -> list[_Cell]:

@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 import pytest
 
 from rlkit.errors import RunError
-from rlkit.runs import events
-from rlkit.runs.figures import POINTS_LIVE, _Follower, _Plotting, figure
+from rlkit.runs import events, figures
+from rlkit.runs.figures import _Plotting, figure
 from rlkit.runs.protocol import StepMetrics
 from rlkit.runs.reader import RunReader
 from tests.widgets.fake_run import FakeRun
@@ -135,21 +135,33 @@ def test_a_live_figure_follows_the_run_and_ends_with_it(run: FakeRun) -> None:
     fig.close()
 
 
-def test_a_live_figure_waits_for_the_page_before_it_sends_again(run: FakeRun) -> None:
+def test_a_live_figure_waits_for_the_page_before_it_sends_again(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "LIVE_PERIOD_S", 0.02)
+    monkeypatch.setattr(figures, "ACKNOWLEDGED_WITHIN_S", 600.0)
     run.take_step(rows=0)
-    plotting = _Plotting(reader_of(run), ["kl/coef"], POINTS_LIVE)
-    fig = go.FigureWidget(plotting.draw())
-    follower = _Follower(fig, plotting)
+    fig = figure(reader_of(run), "kl/coef", live=True)
     run.take_step(rows=0)
-    follower.update(fig)
-    assert len(fig.data[0].x) == 2
-    assert not follower._drawn.is_set()
-    edit = fig._last_layout_edit_id
-    fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": edit}
-    fig._js2py_layoutDelta = {"layout_delta": {}, "layout_edit_id": edit}
-    eventually(follower._drawn.is_set)
-    follower.update(fig)  # nothing new: nothing is sent, the gate stays open
-    assert follower._drawn.is_set()
+    eventually(lambda: fig._trace_edit_in_process)
+    sent, drawn = fig._last_trace_edit_id, len(fig.data[0].x)
+    for _ in range(5):
+        run.take_step(rows=0)
+    time.sleep(0.5)
+    assert (fig._last_trace_edit_id, len(fig.data[0].x)) == (sent, drawn)
+    fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": sent}  # the page has drawn it
+    eventually(lambda: len(fig.data[0].x) == 7)
+    assert fig._last_trace_edit_id == sent + 1
+    fig.close()
+
+
+def test_a_page_that_never_answers_is_not_waited_for_for_ever(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "LIVE_PERIOD_S", 0.02)
+    monkeypatch.setattr(figures, "ACKNOWLEDGED_WITHIN_S", 0.1)
+    run.take_step(rows=0)
+    fig = figure(reader_of(run), "kl/coef", live=True)
+    run.take_step(rows=0)
+    eventually(lambda: len(fig.data[0].x) == 2)
+    run.take_step(rows=0)
+    eventually(lambda: len(fig.data[0].x) == 3)
     fig.close()
 
 

@@ -78,7 +78,7 @@ class LlamaDecoder(CachedDecoder):
         bias = self.bias[..., : self.width]
         for layer, stored in zip(self.layers, self.stored[..., : self.width, :], strict=True):
             x = layer(x, cos, sin, stored, bias)
-        return self.head(_normalise(self.trunk.norm, x))
+        return self.head(_normalise(self.trunk.norm, x)).contiguous()
 
 
 class _Layer:
@@ -111,7 +111,8 @@ class _Layer:
         keys, values = stored
         keys[:, :, -1] = rotated[:, -key_heads:]
         values[:, :, -1] = value
-        query = rotated[:, :-key_heads].reshape(rows, key_heads, -1, head_dim)  # grouped by the key they share
+        # Grouped by the key they share; the fast attention kernels want the last dimension to lie together.
+        query = rotated[:, :-key_heads].contiguous().view(rows, key_heads, -1, head_dim)
         mixed = scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=self.attention.scaling)
         return mixed.reshape(rows, -1)
 

@@ -87,7 +87,8 @@ class TrainEngine:
         norm = torch.nn.utils.get_total_norm(gradients)
         total = float(norm)
         if math.isfinite(total):
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), max_grad_norm, norm)
+            if total > max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), max_grad_norm, norm)
             self.optimizer.step()
             self.bad_steps = 0
         else:

@@ -5,7 +5,7 @@ notebook cell travel by value). Memory that `state_dict()` or `frozen_state_dict
 named placeholder of the same size; views of one storage stay views of one storage, so tied weights stay tied. Every
 other tensor travels inside the recipe, since nothing else would bring it back.
 
-A placeholder is filled with a random pattern when the recipe is read. `Recipe.check_filled` looks for the pattern in
+A placeholder is marked with a random pattern when the recipe is read. `Recipe.check_filled` looks for the pattern in
 every placeholder that the trainer still refers to, so weights that no state brought back are an error and never
 garbage. Reading a recipe runs code of whoever wrote it: read only folders that you trust.
 """

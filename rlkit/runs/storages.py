@@ -11,7 +11,8 @@ from typing import Any
 
 from rlkit.errors import CheckpointError
 
-_PATTERN_BYTES = 8
+_WORD = 8
+_MARKS = 1 << 16
 
 
 class LeftOut:
@@ -175,7 +176,10 @@ def set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
 
 
 class Awaited:
-    """Left-out storages on the reading side: filled with a random pattern until a state is loaded over them."""
+    """Left-out storages on the reading side: marked with a random pattern until a state is loaded over them.
+
+    Every word of 8 bytes carries the pattern, or evenly spaced ones where there are more than `_MARKS`.
+    """
 
     def __init__(self) -> None:
         self._pattern = secrets.randbits(62) | (1 << 62)
@@ -188,9 +192,10 @@ class Awaited:
 
         if name not in self._loaded:
             raw = torch.empty(nbytes, dtype=torch.uint8, device=_device(device))
-            whole = nbytes // _PATTERN_BYTES * _PATTERN_BYTES
-            raw[:whole].view(torch.int64).fill_(self._pattern)
-            raw[whole:] = torch.tensor(list(self._pattern_bytes()[: nbytes - whole]), dtype=torch.uint8)
+            if nbytes < _WORD:
+                raw.copy_(torch.tensor(list(self._pattern_bytes()[:nbytes]), dtype=torch.uint8))
+            for words in _marked_words(raw):
+                words.fill_(self._pattern)
             self._loaded[name] = Loaded(raw.untyped_storage(), awaited=True)
         return self._loaded[name]
 
@@ -201,7 +206,19 @@ class Awaited:
 
     def check_filled(self) -> None:
         """Raises CheckpointError when a tensor that is still in use has memory that nothing was loaded over."""
-        gc.collect()
+        if self._unfilled() is None:
+            return
+        gc.collect()  # it may belong to something that was dropped, such as the moments of an optimizer
+        tensor = self._unfilled()
+        if tensor is not None:
+            raise CheckpointError(
+                f"a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} was not restored: the trainer holds "
+                "it, but load_state_dict and load_frozen_state_dict left it as it was. Their state does not fit this "
+                "recipe."
+            )
+
+    def _unfilled(self) -> Any:
+        """A tensor in use whose storage still has the pattern; None when there is none."""
         seen: set[tuple[str, int]] = set()
         for reference in self._tensors:
             tensor = reference()
@@ -210,22 +227,26 @@ class Awaited:
             storage = tensor.untyped_storage()
             key = (str(tensor.device), storage.data_ptr())
             if key not in seen and self._has_pattern(storage):
-                raise CheckpointError(
-                    f"a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} was not restored: the trainer "
-                    "holds it, but load_state_dict and load_frozen_state_dict left it as it was. Their state does not "
-                    "fit this recipe."
-                )
+                return tensor
             seen.add(key)
+        return None
 
     def _has_pattern(self, storage: Any) -> bool:
-        """Whether any aligned word is the pattern. Storages under 4 bytes could match by chance and are passed."""
-        import torch
-
+        """Whether any marked word is as it was. Storages under 4 bytes could match by chance and are passed."""
         raw = _as_bytes(storage)
-        whole = raw.numel() // _PATTERN_BYTES * _PATTERN_BYTES
-        if whole:
-            return bool((raw[:whole].view(torch.int64) == self._pattern).any())
-        return raw.numel() >= 4 and bytes(raw.tolist()) == self._pattern_bytes()[: raw.numel()]
+        if raw.numel() < _WORD:
+            return raw.numel() >= 4 and bytes(raw.tolist()) == self._pattern_bytes()[: raw.numel()]
+        return any(bool((words == self._pattern).any()) for words in _marked_words(raw))
 
     def _pattern_bytes(self) -> bytes:
-        return self._pattern.to_bytes(_PATTERN_BYTES, sys.byteorder)
+        return self._pattern.to_bytes(_WORD, sys.byteorder)
+
+
+def _marked_words(raw: Any) -> Iterator[Any]:
+    """The words of a storage that carry the pattern, as views."""
+    import torch
+
+    words = raw[: raw.numel() // _WORD * _WORD].view(torch.int64)
+    if words.numel():
+        yield words[:: max(1, words.numel() // _MARKS)]
+        yield words[-1:]

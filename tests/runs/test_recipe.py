@@ -113,6 +113,16 @@ def test_a_tensor_restored_in_part_is_an_error(tmp_path: Path):
     recipe.check_filled()
 
 
+def test_a_big_tensor_restored_in_part_is_an_error(tmp_path: Path):
+    trainer = SimpleNamespace(weight=torch.ones(3000, 1000))
+    recipe = load_recipe(write(tmp_path, trainer, {"weight": trainer.weight}))
+    recipe.trainer.weight[:2999] = 1.0
+    with pytest.raises(CheckpointError, match="not restored"):
+        recipe.check_filled()
+    recipe.trainer.weight[2999] = 1.0
+    recipe.check_filled()
+
+
 def test_what_the_trainer_dropped_need_not_be_restored(tmp_path: Path):
     trainer = SimpleNamespace(weight=torch.ones(100))
     recipe = load_recipe(write(tmp_path, trainer, {"weight": trainer.weight}))

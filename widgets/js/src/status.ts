@@ -50,6 +50,8 @@ export class StatusPanel {
     const notice = this.notice();
     setText(this.note, notice);
     this.note.hidden = notice === "";
+    const plain = notice === status.reason && status.state !== "failed";
+    this.note.dataset["level"] = plain ? "plain" : "warning";
   }
 
   private paceText(): string {

@@ -29,8 +29,8 @@ PROMPTS = [
     "When I woke up this morning,", "The service at the shop was", "My neighbour is", "The concert was",
 ]  # fmt: skip
 RECIPES: dict[str, dict[str, Any]] = {
-    "ppo": {"lr": 2e-5, "critic_lr": 1e-3, "ppo_epochs": 2, "lam": 1.0, "kl_coef": 0.02},
-    "grpo": {"lr": 2e-5, "group_size": 4, "kl_coef": 0.02},
+    "ppo": {"lr": 5e-5, "critic_lr": 1e-3, "lam": 1.0, "kl_coef": 0.03},
+    "grpo": {"lr": 4e-5, "group_size": 4, "kl_coef": 0.05},
 }
 
 

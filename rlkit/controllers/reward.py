@@ -77,7 +77,8 @@ class RewardController(HostedController):
             raise RewardError(f"{self.name!r} is the name of a metric; give the reward another name (name=...)")
         self.field = f"reward/{self.name}"
         self.writes = (self.field,)
-        self.streams = self.model is None
+        # A function of one response scores each as soon as it is finished; one of a whole batch may compare responses.
+        self.streams = isinstance(self.scorer, RewardFunction) and not self.scorer.batched
         self.heavy = self.model is not None
         self._seconds = 0.0
         if device_map is not None:

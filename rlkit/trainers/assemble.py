@@ -9,7 +9,7 @@ from torch import nn
 
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
-from rlkit.controllers.base import Controller
+from rlkit.controllers.base import Controller, field_names
 from rlkit.controllers.critic import CriticController
 from rlkit.controllers.hosted import HostedController
 from rlkit.controllers.reference import ReferenceController
@@ -101,7 +101,8 @@ def complete(
 ) -> Dataflow:
     """The user's dataflow with what a trainer adds: mixing, scoring, advantages, and the loops back to the learners.
 
-    The user's own edges and controllers stay; edges into the trainer's controllers are added from whatever they read.
+    The user's own edges and controllers stay; edges into the trainer's controllers are added from whatever they read,
+    and into the user's controllers that read what the trainer's write.
     """
     flow = dataflow.copy() if dataflow is not None else Dataflow()
     for reward in rewards:
@@ -113,6 +114,11 @@ def complete(
     flow.connect(advantages.output, actor.feedback)
     if critic is not None:
         flow.connect(advantages.output, critic.feedback)
+    own = [node for node in (mixer, scorer, advantages) if node is not None]
+    for controller in () if dataflow is None else dataflow.controllers:
+        for node in own:
+            if set(field_names(controller, controller.reads, "reads")) & set(field_names(node, node.writes, "writes")):
+                flow.connect(node.output, controller.input)
     return flow
 
 

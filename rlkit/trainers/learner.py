@@ -115,14 +115,17 @@ class Learner:
 
     def _accumulate(self, part: RolloutBatch, weights: Tensor, config: TrainerConfig, first: bool) -> None:
         entropy: EntropyMode = "differentiable" if config.entropy_coef else "value"
-        scores = self.actor.scores(part, config.temperature, entropy=entropy, hidden=self.shares_trunk)
-        loss = self._policy_loss(part, scores, weights, config, first)
-        if self.critic is not None and scores.hidden is not None:
-            loss = loss + config.value_coef * self._value_loss(self.critic, part, scores.hidden, weights, config)
-        self.engine.backward(loss)
+        with self.tracker.span("update/forward"):
+            scores = self.actor.scores(part, config.temperature, entropy=entropy, hidden=self.shares_trunk)
+            loss = self._policy_loss(part, scores, weights, config, first)
+            if self.critic is not None and scores.hidden is not None:
+                loss = loss + config.value_coef * self._value_loss(self.critic, part, scores.hidden, weights, config)
+        with self.tracker.span("update/backward"):
+            self.engine.backward(loss)
         if self.critic is not None and self.critic_engine is not None:
-            value_loss = self._value_loss(self.critic, part, self.critic.states(part), weights, config)
-            self.critic_engine.backward(value_loss)
+            with self.tracker.span("update/critic"):
+                value_loss = self._value_loss(self.critic, part, self.critic.states(part), weights, config)
+                self.critic_engine.backward(value_loss)
 
     def _policy_loss(
         self, part: RolloutBatch, scores: TokenScores, weights: Tensor, config: TrainerConfig, first: bool
@@ -166,7 +169,9 @@ class Learner:
 
     def _apply(self, config: TrainerConfig) -> None:
         skipped = self.engine.skipped
-        self.tracker.add("train/grad_norm", self.engine.step(config.max_grad_norm))
+        with self.tracker.span("update/optimizer"):
+            norm = self.engine.step(config.max_grad_norm)
+        self.tracker.add("train/grad_norm", norm)
         if self.critic_engine is not None:
             self.tracker.add("train/critic_grad_norm", self.critic_engine.step(config.max_grad_norm))
         self.tracker.add("train/skipped_updates", self.engine.skipped - skipped)

@@ -116,7 +116,8 @@ def main() -> None:
     for name, seconds in ((f"TRL {trl.__version__}", theirs), (f"rlkit {rlkit.__version__}", ours)):
         print(f"| {name} | {statistics.median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} |")
     ratios = [b / a for a, b in zip(theirs, ours, strict=True)]
-    print(f"\nrlkit / TRL, step by step: median {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"\nrlkit / TRL, step by step: median {statistics.median(ratios):.2f} ({spread})")
     print("\n| where rlkit's step goes | median s | share |\n|---|---|---|")
     whole = statistics.median(ours)
     for name, seconds in sorted(turns.parts.items(), key=lambda item: -statistics.median(item[1])):

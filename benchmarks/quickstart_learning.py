@@ -111,8 +111,8 @@ def main() -> None:
         for algorithm in options.algorithm
         for seed in options.seeds
     ]
-    print("\n| algorithm | seed | first 10 | last 10 | gain | KL/token | entropy | repeated bigrams | distinct | s/step |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    columns = "algorithm | seed | first 10 | last 10 | gain | KL/token | entropy | repeated bigrams | distinct | s/step"
+    print(f"\n| {columns} |\n{'|---' * 10}|")
     for r in results:
         print(
             f"| {r['algorithm']} | {r['seed']} | {r['first']:.3f} | {r['last']:.3f} | {r['last'] - r['first']:+.3f} "

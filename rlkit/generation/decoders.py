@@ -24,7 +24,7 @@ class Decoder(Protocol):
         ...
 
     def select(self, rows: Tensor) -> None:
-        """Keep only these rows (indices (B',) int64, rising)."""
+        """Keep these rows (indices (B',) int64); one may be named several times to continue in several ways."""
         ...
 
 

@@ -113,8 +113,13 @@ class _Layer:
         values[:, :, -1] = value
         # Grouped by the key they share; the fast attention kernels want the last dimension to lie together.
         query = rotated[:, :-key_heads].contiguous().view(rows, key_heads, -1, head_dim)
-        mixed = scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=self.attention.scaling)
-        return mixed.reshape(rows, -1)
+        scale = self.attention.scaling
+        if query.is_cuda:
+            return scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scale).reshape(rows, -1)
+        # On the CPU two batched products take half the time of the attention kernel for one query.
+        scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
+        shares = scores.mul_(scale).add_(bias).softmax(-1)
+        return torch.bmm(shares.flatten(0, 1), values.flatten(0, 1)).view(rows, -1)
 
 
 def _normalise(norm: Any, x: Tensor) -> Tensor:

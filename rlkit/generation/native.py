@@ -58,7 +58,7 @@ class NativeGenerator:
         self, input_ids: Tensor, attention_mask: Tensor, params: SamplingParams, uniforms: Tensor, rollouts: "_Rollouts"
     ) -> None:
         decoder = decoder_for(self.model, attention_mask.shape[1] + params.max_new_tokens)
-        logits = decoder.prefill(input_ids, attention_mask)
+        logits = _prefill_once_a_prompt(decoder, input_ids, attention_mask)
         for t in range(params.max_new_tokens):
             tokens, logprobs = sample(logits, params, uniforms[rollouts.rows, t])
             running = rollouts.add(t, tokens, logprobs)
@@ -88,6 +88,19 @@ class NativeGenerator:
                 f"the longest prompt has {longest} tokens and max_new_tokens is {params.max_new_tokens}, together more "
                 f"than the model's context of {limit}; shorten the prompts or lower max_new_tokens"
             )
+
+
+def _prefill_once_a_prompt(decoder: Decoder, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Logits (B, V) of the first response token; the responses of a group share one forward over their prompt."""
+    rows = torch.cat([input_ids, attention_mask.long()], dim=1)
+    _, row_of = torch.unique(rows, dim=0, return_inverse=True)
+    first = row_of.new_full((int(row_of.max()) + 1,), len(rows))
+    first = first.scatter_reduce(0, row_of, torch.arange(len(rows), device=rows.device), "amin")
+    if len(first) == len(rows):
+        return decoder.prefill(input_ids, attention_mask)
+    logits = decoder.prefill(input_ids[first], attention_mask[first])
+    decoder.select(row_of)
+    return logits[row_of]
 
 
 def decoder_for(model: nn.Module, capacity: int) -> Decoder:

@@ -102,6 +102,11 @@ class Run:
         """Every recorded rollout; `run.reader.rollouts(step)` gives those of one step."""
         return self.reader.rollouts()
 
+    def events(self, *types: str) -> list[dict[str, Any]]:
+        """The run's journal in order; with `types` ("request", "state", "checkpoint", ...) those events alone."""
+        events = RunReader(self.dir).poll()
+        return [event for event in events if not types or event["type"] in types]
+
     def tail(self, n: int = 20) -> str:
         """The last `n` lines of the driver's output."""
         return log_tail(self.reader.folder, n)
@@ -179,6 +184,22 @@ class Run:
         deadline = time.monotonic() + ENDING_S
         while lock_is_held(self.reader.folder) and time.monotonic() < deadline:
             time.sleep(POLL_S)
+
+    def wait_for_step(self, step: int, timeout: float = 600) -> Self:
+        """Wait until the run has completed `step` steps or has ended; `timeout` in seconds.
+
+        Raises RunError when it failed, or has not come so far in time.
+        """
+        deadline = time.monotonic() + timeout
+        while (status := self.status)["alive"] and int(status.get("step", 0)) < step:
+            if time.monotonic() >= deadline:
+                raise RunError(
+                    f"the run is {status['state']} at step {status.get('step')}, not at {step}, after {timeout:g} s"
+                )
+            time.sleep(POLL_S)
+        if status["state"] == "failed":
+            raise RunError(f"the run failed at step {status.get('step')}: {status.get('reason')}\n{self.tail()}")
+        return self
 
     # The trainer
 

@@ -53,6 +53,11 @@ class StepResult:
     rollouts: dict[str, list[Any]] = field(default_factory=dict)
     """Columns -> one entry per rollout (B each): row, group, prompt, response, reward, reward/<term>, ..."""
 
+    def __repr__(self) -> str:
+        shown = {name: f"{value:.4g}" for name, value in self.metrics.items() if name.startswith(("reward/", "kl/"))}
+        rewards = ", ".join(f"{name} {value}" for name, value in shown.items())
+        return f"<step {self.step}: {rewards}; {len(self.metrics)} metrics, {rollout_count(self.rollouts)} rollouts>"
+
 
 @runtime_checkable
 class Trainable(Protocol):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,9 @@ def test_the_page_shows_what_the_kernel_knows(bench: Bench) -> None:
 
 
 def test_arrow_keys_on_the_slider_become_one_request_pending_until_applied(bench: Bench) -> None:
-    bench.page.clock.install()  # the page's time stands still while the keys are pressed
+    bench.page.clock.install()
+    soon = datetime.fromtimestamp(bench.page.evaluate("Date.now()") / 1000 + 1, UTC)
+    bench.page.clock.pause_at(soon)  # the page's time stands still while the keys are pressed
     bench.at("mixer-brevity").focus()
     for _ in range(4):
         bench.page.keyboard.press("ArrowRight")

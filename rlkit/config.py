@@ -188,6 +188,10 @@ class TrainerConfig(_Checked):
             )
         if self.lr_schedule != "constant" and self.total_steps is None:
             raise ConfigError(f"lr_schedule={self.lr_schedule!r} falls to zero at total_steps; set total_steps too")
+        if self.lr_schedule != "constant" and (self.total_steps or 0) <= self.warmup_steps:
+            raise ConfigError(f"total_steps={self.total_steps} must be more than warmup_steps={self.warmup_steps}")
+        if self.kl_target is not None and not self.kl_coef:
+            raise ConfigError("kl_target moves kl_coef by factors, so kl_coef must start above 0")
 
     @property
     def prompts_per_step(self) -> int:

@@ -54,7 +54,7 @@ class Learner:
         assert config.lr is not None
         peaks = {"actor": config.lr, "critic": config.lr if config.critic_lr is None else config.critic_lr}
         return {
-            name: learning_rate(config.lr_schedule, peak, config.warmup_steps, config.total_steps).at(step)
+            name: learning_rate(config.lr_schedule, peak, step, config.warmup_steps, config.total_steps)
             for name, peak in peaks.items()
         }
 

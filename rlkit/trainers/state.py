@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rlkit.config import TrainerConfig
-from rlkit.controllers.base import Controller
 from rlkit.controllers.hosted import HostedController
 from rlkit.errors import CheckpointError
 
@@ -75,7 +79,7 @@ def release_memory(trainer: Runnable) -> None:
                 parameter.grad = None
                 parameter.rlkit_shape = parameter.shape  # type: ignore[attr-defined]
                 parameter.data = parameter.data.new_empty(0)
-    _empty_device_caches(trainer)
+    _return_freed_memory(trainer)
 
 
 def take_memory(trainer: Runnable) -> None:
@@ -92,18 +96,13 @@ def hosted_controllers(trainer: Runnable) -> list[HostedController]:
     return [c for c in trainer.dataflow.controllers if isinstance(c, HostedController)]
 
 
-def _empty_device_caches(trainer: Runnable) -> None:
-    import gc
-
-    import torch
-
+def _return_freed_memory(trainer: Runnable) -> None:
+    """Hands what was freed back to the system, which allocators else keep for later: CUDA's cache, glibc's arenas."""
     gc.collect()
-    if any(_device(controller).startswith("cuda") for controller in trainer.dataflow.controllers):
+    if any(controller.device.startswith("cuda") for controller in hosted_controllers(trainer)):
         torch.cuda.empty_cache()
-
-
-def _device(controller: Controller) -> str:
-    return controller.device if isinstance(controller, HostedController) else "cpu"
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _require_keys(what: str, given: Mapping[str, Any], expected: set[str]) -> None:

@@ -146,6 +146,19 @@ class ActorController(HostedController):
         self.rng.set_state(state["rng"])
         self.policy_version = int(state["policy_version"])
 
+    def frozen_state_dict(self) -> dict[str, Any]:
+        """The base model of an adapter, which is stored once for a whole run; nothing for full fine-tuning."""
+        state = self.model.state_dict()
+        trained = trained_state(self.model)
+        base = {name: tensor for name, tensor in state.items() if name not in trained}
+        return {"model": base} if base else {}
+
+    def load_frozen_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what `frozen_state_dict` gave; missing and unknown names raise."""
+        expected = set(self.frozen_state_dict().get("model", {}))
+        require_names(expected, state["model"])
+        self.model.load_state_dict(dict(state["model"]), strict=False)
+
     def _sample(self, batch: RolloutBatch, emit: Emit | None) -> Mapping[str, Any]:
         def hand_on(rows: list[int], finished: Generated) -> None:
             if emit is not None:
@@ -206,11 +219,14 @@ def trained_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def load_trained_state(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Loads what `trained_state` gave; missing and unknown names raise."""
-    expected = set(trained_state(module))
-    if expected != set(state):
-        odd = sorted(expected ^ set(state))
-        raise ModelError(f"weights do not fit the model: {len(odd)} names differ, first {odd[0]!r}")
+    require_names(set(trained_state(module)), state)
     module.load_state_dict(dict(state), strict=not hasattr(module, "peft_config"))
+
+
+def require_names(expected: set[str], state: Mapping[str, Any]) -> None:
+    """Raises ModelError where a state's names are not those expected."""
+    if odd := sorted(expected ^ set(state)):
+        raise ModelError(f"weights do not fit the model: {len(odd)} names differ, first {odd[0]!r}")
 
 
 def _with_adapter(model: nn.Module, peft_config: Any, optimizer: torch.optim.Optimizer | None) -> nn.Module:

@@ -58,4 +58,4 @@ def tiny_model(seed: int = 0, **changes: object) -> LlamaForCausalLM:
 def tiny_classifier(seed: int = 0, **changes: object) -> LlamaForSequenceClassification:
     """A random reward model with one output."""
     torch.manual_seed(seed)
-    return LlamaForSequenceClassification(tiny_config(num_labels=1, **changes)).eval()
+    return LlamaForSequenceClassification(tiny_config(**{"num_labels": 1, **changes})).eval()

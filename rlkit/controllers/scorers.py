@@ -46,12 +46,16 @@ class TextBatcher:
     max_length: int
     batch_size: int
 
+    @property
+    def has_template(self) -> bool:
+        """Whether the tokenizer has a chat template, which then writes the special tokens too."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
     def chat(self, messages: list[dict[str, str]], *, ask: bool) -> str:
-        """The messages in the model's own chat template; plain text, with the start token, where it has none."""
-        if getattr(self.tokenizer, "chat_template", None):
+        """The messages in the model's own chat template; their plain text where it has none."""
+        if self.has_template:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
-        start = getattr(self.tokenizer, "bos_token", None) or ""
-        return start + "".join(message["content"] for message in messages)
+        return "".join(message["content"] for message in messages)
 
     def run(self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[float]:
         """Scores of the texts. `read` maps ids (b,L) and mask (b,L) to scores (b,).
@@ -68,7 +72,8 @@ class TextBatcher:
         return scores
 
     def _forward(self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[float]:
-        encoded = [self.tokenizer(text, add_special_tokens=False)["input_ids"][-self.max_length :] for text in texts]
+        specials = not self.has_template
+        encoded = [self.tokenizer(text, add_special_tokens=specials)["input_ids"][-self.max_length :] for text in texts]
         width = max(map(len, encoded))
         ids = torch.zeros(len(texts), width, dtype=torch.int64)
         mask = torch.zeros(len(texts), width, dtype=torch.bool)

@@ -1,0 +1,138 @@
+"""Rewards, critics and references: what each takes as a model, what it reads, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlkit.batch import RolloutBatch
+from rlkit.controllers.actor import ActorController
+from rlkit.controllers.critic import CriticController
+from rlkit.controllers.reference import ReferenceController
+from rlkit.controllers.reward import RewardController
+from rlkit.controllers.scorers import Judge
+from rlkit.device_map import DeviceMap
+from rlkit.engines.heads import save_head
+from rlkit.errors import ModelError, PlacementError, RewardError
+from tests.tiny import tiny_classifier, tiny_model, tiny_tokenizer
+
+
+def texts(*pairs: tuple[str, str]) -> RolloutBatch:
+    prompts, responses = zip(*pairs, strict=True)
+    return RolloutBatch({"prompts": prompts, "responses": responses, "columns": [{} for _ in pairs]})
+
+
+def rollouts() -> RolloutBatch:
+    return RolloutBatch(
+        {
+            "input_ids": torch.tensor([[2, 5, 6], [7, 8, 9]]),
+            "attention_mask": torch.tensor([[False, True, True], [True, True, True]]),
+            "generated_ids": torch.tensor([[2, 5, 6, 7, 8, 2], [7, 8, 9, 10, 2, 2]]),
+            "response_mask": torch.tensor([[True, True, True], [True, True, False]]),
+        }
+    )
+
+
+def test_r08_a_classifier_is_read_at_its_last_real_token_though_padding_is_the_end_token() -> None:
+    model, tokenizer = tiny_classifier(), tiny_tokenizer()
+    reward = RewardController(model, tokenizer, batch_size=8)
+    pairs = [("the film was", " good </s> bad </s>"), ("it is", " a very very very good day </s>"), ("food", " </s>")]
+    together = reward.run(texts(*pairs))["reward/reward"]
+    alone = torch.cat([reward.run(texts(pair))["reward/reward"] for pair in pairs])
+    assert torch.allclose(together, alone, atol=1e-5)
+    ids = torch.tensor([tokenizer("".join(pairs[0]))["input_ids"]])
+    hidden = model.model(ids).last_hidden_state[0, -1]
+    assert together[0].item() == pytest.approx(model.score(hidden).item(), abs=1e-5)
+
+
+def test_a_classifier_with_several_outputs_needs_a_label() -> None:
+    with pytest.raises(ModelError, match=r"has 3 outputs.*label=0\.\.2"):
+        RewardController(tiny_classifier(num_labels=3), tiny_tokenizer())
+    shares = [
+        RewardController(tiny_classifier(num_labels=3), tiny_tokenizer(), label=i).run(texts(("a", " good")))
+        for i in range(3)
+    ]
+    assert sum(float(share["reward/reward"]) for share in shares) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_language_model_judges_by_yes_or_no_through_its_own_template() -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer(chat=True)
+    judge = Judge(question="is {response} a good film", yes="Yes", no="No")
+    reward = RewardController(model, tokenizer, name="judge", judge=judge)
+    score = reward.run(texts(("the film", "it")))["reward/judge"]
+    shown = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "is it a good film"}], tokenize=False, add_generation_prompt=True
+    )
+    ids = torch.tensor([tokenizer(shown, add_special_tokens=False)["input_ids"]])
+    logits = model(ids).logits[0, -1]
+    yes, no = (tokenizer.convert_tokens_to_ids(word) for word in ("Yes", "No"))
+    assert float(score) == pytest.approx(float(torch.sigmoid(logits[yes] - logits[no])), abs=1e-5)
+    with pytest.raises(ModelError, match="begin with the same token"):
+        RewardController(model, tokenizer, judge=Judge(yes="good", no="good"))
+
+
+def test_r09_a_language_model_by_name_is_no_reward_model_and_no_critic(tmp_path) -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError):
+        RewardController(str(tmp_path))
+    assert RewardController(str(tmp_path), judge=Judge()).model is not None
+    with pytest.raises(ModelError, match="holds no value head.*new_head=True"):
+        CriticController(str(tmp_path))
+    critic = CriticController(str(tmp_path), new_head=True)
+    torch.nn.init.normal_(critic.head.linear.weight)
+    save_head(critic.head, tmp_path)
+    again = CriticController(str(tmp_path))
+    assert torch.equal(again.head.linear.weight, critic.head.linear.weight)
+    assert torch.equal(again.run(rollouts())["values"], critic.run(rollouts())["values"])
+
+
+def test_a_reward_model_that_gives_no_number_is_named() -> None:
+    model = tiny_classifier()
+    torch.nn.init.constant_(model.score.weight, math.nan)
+    with pytest.raises(RewardError, match="gave nan for sample 0"):
+        RewardController(model, tiny_tokenizer()).run(texts(("the film", " was good")))
+    with pytest.raises(RewardError, match="callable, a model or a path, got int"):
+        RewardController(3)
+
+
+def test_only_functions_of_one_response_are_scored_while_others_are_still_sampled() -> None:
+    assert RewardController(lambda response: 0.0, name="one").streams
+    assert not RewardController(lambda responses: [0.0] * len(responses), name="all").streams
+    assert not RewardController(tiny_classifier(), tiny_tokenizer()).streams
+
+
+def test_r10_a_critic_on_the_actors_trunk_gives_values_of_the_states_before_each_token() -> None:
+    actor = ActorController(tiny_model(), tiny_tokenizer())
+    critic = CriticController(trunk=actor)
+    torch.nn.init.normal_(critic.head.linear.weight)
+    fields = critic.run(rollouts())
+    hidden = actor.model.model(torch.tensor([[7, 8, 9, 10]])).last_hidden_state[0]
+    assert torch.allclose(fields["values"][1, :2], critic.head(hidden)[2:4], atol=1e-5)
+    assert set(fields) == {"values", "logprobs"}
+    assert float(fields["values"][1, 2]) == pytest.approx(critic.head.linear.bias.item())
+    own = CriticController(tiny_model())
+    own.head.load_state_dict(critic.head.state_dict())
+    assert torch.allclose(own.run(rollouts())["values"][0], fields["values"][0], atol=1e-5)
+
+
+def test_a_reference_is_a_copy_that_does_not_follow_the_actor() -> None:
+    actor = ActorController(tiny_model(), tiny_tokenizer())
+    reference = ReferenceController(actor)
+    before = reference.run(rollouts())["ref_logprobs"]
+    assert torch.equal(before, actor.scores(rollouts(), 1.0).logprobs.detach())
+    with torch.no_grad():
+        for parameter in actor.model.parameters():
+            parameter.add_(0.1)
+    assert torch.equal(reference.run(rollouts())["ref_logprobs"], before)
+    assert not any(parameter.requires_grad for parameter in reference.model.parameters())
+
+
+def test_a_controller_goes_to_one_device_that_is_there() -> None:
+    actor = ActorController(tiny_model(), tiny_tokenizer(), device_map=DeviceMap(devices="cpu"))
+    assert (actor.device, actor.has_own_device_map) == ("cpu", True)
+    with pytest.raises(PlacementError):
+        actor.device_map = DeviceMap(devices="cuda:97")

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from rlkit.algorithms.distributions import logprobs_and_entropy, token_logprobs
-from rlkit.engines.forward import call_logits, output_head
+from rlkit.engines.forward import bare_model, call_logits, output_head
+from rlkit.engines.shared_prompts import cache_argument, continue_prompts, distinct_prompts
 from rlkit.errors import ModelError
 
 __all__ = ["TokenScores", "response_scores", "response_states"]
@@ -43,6 +44,8 @@ def response_scores(
     hidden: bool = False,
 ) -> TokenScores:
     """Log-probs (and entropies, and hidden states) of the response tokens, from one forward.
+
+    Where prompts repeat, as in groups, each one goes through the model once and its responses continue it.
 
     Positions come from the mask, so a sequence scores the same however it is padded. The output head runs on real
     response tokens only. The mode of the model (train or eval) is left as it is.
@@ -95,6 +98,10 @@ def _run_with_head(
     """Logits (N, V) and states (N, H) at the N real response tokens; without `predict` the logits are of none."""
     captured: list[Tensor] = []
     prompt_width = batch_ids.shape[1] - mask.shape[1]
+    if mask.shape[1] > 1 and cache_argument(bare_model(model)) is not None:
+        distinct = distinct_prompts(batch_ids[:, :prompt_width], full_attention_mask[:, :prompt_width])
+        if 2 * len(distinct[0]) <= len(mask):
+            return continue_prompts(model, head, batch_ids, full_attention_mask, mask, distinct, predict)
 
     def keep_response_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         states: Tensor = arguments[0]

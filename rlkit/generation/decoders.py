@@ -7,9 +7,7 @@ from torch import Tensor, nn
 
 from rlkit.engines.forward import bare_model, call_logits, forward_arguments, position_ids_from_mask
 
-__all__ = ["CachedDecoder", "Decoder", "UncachedDecoder", "cache_argument"]
-
-_CACHE_ARGUMENTS = ("cache", "past_key_values")  # the newer and the older name in transformers
+__all__ = ["CachedDecoder", "Decoder", "UncachedDecoder"]
 
 
 class Decoder(Protocol):
@@ -26,14 +24,6 @@ class Decoder(Protocol):
     def select(self, rows: Tensor) -> None:
         """Keep these rows (indices (B',) int64); one may be named several times to continue in several ways."""
         ...
-
-
-def cache_argument(model: nn.Module) -> str | None:
-    """Name under which the forward takes a cache; None for a module that takes none."""
-    if not hasattr(model, "config"):
-        return None
-    names, _ = forward_arguments(model)
-    return next((name for name in _CACHE_ARGUMENTS if name in names), None)
 
 
 class CachedDecoder:

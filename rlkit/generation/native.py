@@ -5,9 +5,10 @@ from torch import Tensor, nn
 
 from rlkit.engines.forward import bare_model, device_of, evaluation_mode
 from rlkit.engines.models import context_length
+from rlkit.engines.shared_prompts import cache_argument, distinct_prompts
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
-from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder, cache_argument
+from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
 from rlkit.generation.llama import LlamaDecoder, is_llama_like
 from rlkit.generation.sampling import sample
 
@@ -92,11 +93,8 @@ class NativeGenerator:
 
 def _prefill_once_a_prompt(decoder: Decoder, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Logits (B, V) of the first response token; the responses of a group share one forward over their prompt."""
-    rows = torch.cat([input_ids, attention_mask.long()], dim=1)
-    _, row_of = torch.unique(rows, dim=0, return_inverse=True)
-    first = row_of.new_full((int(row_of.max()) + 1,), len(rows))
-    first = first.scatter_reduce(0, row_of, torch.arange(len(rows), device=rows.device), "amin")
-    if len(first) == len(rows):
+    first, row_of = distinct_prompts(input_ids, attention_mask)
+    if len(first) == len(input_ids):
         return decoder.prefill(input_ids, attention_mask)
     logits = decoder.prefill(input_ids[first], attention_mask[first])
     decoder.select(row_of)

@@ -218,3 +218,31 @@ def test_impossible_tokens_leave_the_entropy_finite() -> None:
     assert scores.entropy is not None
     assert scores.entropy.tolist() == [pytest.approx([0.6931, 0.6931], abs=1e-4)]
     assert scores.logprobs.tolist() == [pytest.approx([-0.6931, -0.6931], abs=1e-4)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_responses_to_one_prompt_share_its_forward_and_its_gradient(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against whole sequences: log-probs, entropies, states, and the gradient of every weight."""
+    from rlkit.engines import logprobs
+
+    model = tiny_model(seed)
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 40, (6, 9), generator=rng)
+    ids[:3, :4], ids[3:, :4] = ids[0, :4].clone(), ids[3, :4].clone()  # two prompts of three responses each
+    mask = torch.ones(6, 9, dtype=torch.bool)
+    mask[:3, :2] = False
+    mask[1, 6:] = mask[4, 8:] = False
+    found = {}
+    for shared in (True, False):
+        if not shared:
+            monkeypatch.setattr(logprobs, "cache_argument", lambda model: None)
+        model.zero_grad()
+        scores = response_scores(model, ids, mask, 4, temperature=0.7, entropy="differentiable", hidden=True)
+        assert scores.entropy is not None
+        assert scores.hidden is not None
+        (scores.logprobs.sum() + 0.1 * scores.entropy.sum() + 0.01 * scores.hidden.square().sum()).backward()
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        found[shared] = (scores.logprobs.detach(), scores.entropy.detach(), scores.hidden.detach(), gradients)
+    for one, other in zip(found[True], found[False], strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+        assert one.abs().sum() > 0

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from rlkit.engines.logprobs import response_scores
+from rlkit.engines.shared_prompts import cache_argument
 from rlkit.generation import native
 from rlkit.generation.base import Generated, SamplingParams
-from rlkit.generation.decoders import CachedDecoder, UncachedDecoder, cache_argument
+from rlkit.generation.decoders import CachedDecoder, UncachedDecoder
 from rlkit.generation.llama import LlamaDecoder
 from rlkit.generation.native import NativeGenerator, decoder_for
 from tests.generation.models import (

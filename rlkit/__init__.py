@@ -1,12 +1,14 @@
 """rlkit: reinforcement-learning post-training of language models, from a notebook.
 
 Importing this package loads none of torch, transformers, ray or vllm: a name is looked up where it is defined on its
-first use. The static imports below exist for type-checkers and editors only.
+first use. The static imports below exist for type-checkers and editors only. It does set OMP_WAIT_POLICY where it is
+unset, see `rlkit.env.let_threads_sleep`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rlkit.env import let_threads_sleep
 from rlkit.errors import (
     CheckpointError,
     ConfigError,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from rlkit.trainers.grpo import GRPOTrainer
     from rlkit.trainers.ppo import PPOTrainer
     from rlkit_widgets import Dashboard, MetricPlots, RewardMixer, RolloutBrowser, RunControls
+
+let_threads_sleep()
 
 __version__ = "0.1.0"
 

@@ -19,6 +19,13 @@ class HostedController(Controller):
         return {}
 
     @property
+    def device(self) -> str:
+        """Where the modules are now, also before a trainer has placed them."""
+        parameters = (p for module in self.modules().values() for p in module.parameters())
+        first = next(parameters, None)
+        return self.device_map.primary if first is None else str(first.device)
+
+    @property
     def has_own_device_map(self) -> bool:
         """Whether a device map was set on this controller, rather than taken by default."""
         return getattr(self, "_device_map", None) is not None

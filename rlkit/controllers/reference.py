@@ -75,6 +75,11 @@ class ReferenceController(HostedController):
                 "score other tokens than the actor sampled; use a reference with the actor's tokenizer"
             )
 
+    @property
+    def device(self) -> str:
+        """Where the model is, the actor's or its own."""
+        return str(next(self.model.parameters()).device)
+
     def modules(self) -> dict[str, nn.Module]:
         """The modules this controller keeps on its device; none where it shares the actor's."""
         return {} if self.shares_actor else {"model": self.model}

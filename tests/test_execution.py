@@ -220,21 +220,16 @@ def test_interrupts_at_any_moment_leave_no_thread_and_a_pipeline_that_works():
         interrupt()
 
     def run_on(pipeline: Pipeline, start: RolloutBatch) -> None:
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 60  # a lost interrupt fails the test instead of hanging it
         while time.monotonic() < deadline:
             pipeline.run(start)
 
     before = threading.active_count()
-    swallowed = 0  # Python drops an interrupt that comes while it frees an object; then nothing is to be seen here
     for _ in range(40):
         sender = threading.Thread(target=interrupt_later, args=(0.05 + 0.03 * rng.random(),))
         sender.start()
-        try:
+        with pytest.raises(KeyboardInterrupt):
             run_on(pipeline, start)
-            swallowed += 1
-        except KeyboardInterrupt:
-            pass
         sender.join()
         assert threading.active_count() == before
-    assert swallowed <= 5
     assert pipeline.run(start).rewards.tolist() == [2, 4, 6, 8]

@@ -8,6 +8,7 @@ another rank's part.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self, TypedDict
 
 from rlkit.errors import ConfigError
@@ -20,7 +21,7 @@ class ReductionState(TypedDict):
     parts: list[float]
 
 
-class Reduction:
+class Reduction(ABC):
     """Base of all reductions. `parts` are the raw numbers that are pooled."""
 
     kind: ClassVar[str]
@@ -49,9 +50,9 @@ class Reduction:
         """False when nothing was counted, so that there is nothing to report."""
         return True
 
+    @abstractmethod
     def value(self, elapsed_s: float) -> float:
         """The reduced number; NaN when nothing was added. `elapsed_s`: seconds since the last flush."""
-        raise NotImplementedError(self.kind)
 
     def state(self) -> ReductionState:
         """Raw parts, for another rank's `merge`."""

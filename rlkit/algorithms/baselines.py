@@ -177,13 +177,13 @@ def gdpo_advantages(
     valid: Tensor | None = None,
     singleton: Singleton = "zero",
 ) -> Tensor:
-    """Each reward term normalised within its group, weighted, summed, then whitened (GDPO, Liu et al. 2026, arXiv:2601.05242).
+    """Each reward term normalised within its group, weighted, summed, then whitened (GDPO).
 
         A_i = sum over terms k of w_k (R_ik - mean_gk) / (std_gk + eps),    whitened over all tokens
 
-    so that no term drowns the others by its scale, and different combinations of terms stay different. A term that is
-    NaN for a response abstains: it has no part in that term's statistics and contributes 0. A response on which all
-    terms abstain gets 0 and has no part in the whitening.
+    so that no term drowns the others by its scale, and different combinations of terms stay different (Liu et al. 2026,
+    arXiv:2601.05242). A term that is NaN for a response abstains: it has no part in that term's statistics and
+    contributes 0. A response on which all terms abstain gets 0 and has no part in the whitening.
 
     Args:
         terms: name -> (B,) rewards, NaN where the term abstains.

@@ -1,35 +1,31 @@
-"""Every case of the reference vectors, values and gradients, at the tolerance the files state."""
+"""Every case of the reference vectors, values and gradients, at the tolerance the files state.
+
+Advantages, losses, rollout correction and data have files of their own beside this one.
+"""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlkit.algorithms.advantages import gae, group_advantages, place_rewards
-from rlkit.algorithms.aggregation import aggregate, token_weights
+from rlkit.algorithms.advantages import gae, place_rewards
+from rlkit.algorithms.aggregation import aggregate
 from rlkit.algorithms.distributions import entropy, logprobs_and_entropy, token_logprobs
 from rlkit.algorithms.kl import kl_estimate
 from rlkit.algorithms.masked import masked_mean, masked_sum, masked_var, masked_whiten
 from rlkit.algorithms.policy_losses import ppo_clip_loss
 from rlkit.algorithms.value_losses import clipped_value_loss
 from rlkit.schedules import adapt_kl_coef
-from tests.algorithms.vectors import COUNT_EPSILON, FOLDER, Case, cases, whole_minibatch
+from tests.algorithms.vectors import COUNT_EPSILON, FOLDER, Case, aggregated, cases
 
 KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
 
 def _kind(name: str) -> str:
     return KL_NAMES.get(name.rstrip("+"), name.rstrip("+")) + "+" * name.count("+")
-
-
-def _aggregated(case: Case, token_loss: Tensor, mask: Tensor) -> Tensor:
-    """The case's loss through weights that belong to the whole minibatch, sliced to the case's rows."""
-    whole, factor = whole_minibatch(case, mask)
-    length = case.params.get("loss_scale_factor", mask.shape[1])
-    weights = token_weights(whole, case.params["loss_agg_mode"], fixed_length=length, dtype=torch.float64)
-    return factor * (token_loss * weights[: len(mask)]).sum()
 
 
 def _mean(pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -61,7 +57,7 @@ def test_ppo_clip_loss(case: Case) -> None:
     )
     if "rollout_is_weights" in case.raw:
         token_loss = token_loss * case.input("rollout_is_weights")
-    loss = _aggregated(case, token_loss, mask)
+    loss = aggregated(case, token_loss, mask)
     loss.backward()
     case.check("loss", loss.detach())
     assert logprobs.grad is not None
@@ -82,7 +78,7 @@ def test_clipped_value_loss(case: Case) -> None:
     mask, values = case.input("response_mask"), case.input("vpreds").requires_grad_()
     clip = case.params["cliprange_value"]
     token_loss, metrics = clipped_value_loss(values, case.input("values"), case.input("returns"), mask, clip)
-    loss = _aggregated(case, token_loss, mask)
+    loss = aggregated(case, token_loss, mask)
     loss.backward()
     case.check("vf_loss", loss.detach())
     case.check("vf_clipfrac", _mean(metrics["value_clip_fraction"]))
@@ -112,7 +108,7 @@ def test_kl_in_reward(case: Case) -> None:
 @pytest.mark.parametrize("case", cases("agg_loss"))
 def test_aggregation(case: Case) -> None:
     mask, token_loss = case.input("loss_mask"), case.input("loss_mat")
-    case.check("loss", _aggregated(case, token_loss, mask))
+    case.check("loss", aggregated(case, token_loss, mask))
     if "global_batch_size" not in case.params:
         length = case.params.get("loss_scale_factor", mask.shape[1])
         case.check("loss", aggregate(token_loss, mask, case.params["loss_agg_mode"], fixed_length=length))
@@ -134,19 +130,6 @@ def test_masked_statistics(case: Case) -> None:
     assert set(case.outputs) <= {*computed, *white}
     for name in case.outputs:
         case.check(name, *((white[name], mask) if name in white else (computed[name],)))
-
-
-@pytest.mark.parametrize("case", cases("grpo_outcome_advantage"))
-def test_group_advantages(case: Case) -> None:
-    mask = case.input("response_mask")
-    rewards = (case.input("token_level_rewards") * mask).sum(1)
-    ids = {name: number for number, name in enumerate(case.raw["index"])}
-    groups = torch.tensor([ids[name] for name in case.raw["index"]])
-    advantages = group_advantages(
-        rewards, groups, case.params["norm_adv_by_std"], case.params["epsilon"], singleton="raw"
-    )
-    case.check("advantages", advantages[:, None] * mask)
-    case.check("returns", advantages[:, None] * mask)
 
 
 @pytest.mark.parametrize("case", cases("entropy_logprobs"))
@@ -179,9 +162,10 @@ def test_adaptive_kl(case: Case) -> None:
 
 
 def test_every_vector_file_is_used() -> None:
-    source = __file__
-    with open(source) as lines:
-        text = lines.read()
-    for path in FOLDER.glob("*.json"):
+    tests = Path(__file__).parent
+    text = "".join(path.read_text() for path in sorted(tests.glob("test_*vectors*.py")))
+    files = list(FOLDER.glob("*.json"))
+    assert len(files) == 30
+    for path in files:
         assert json.loads(path.read_text())["name"] == path.stem
-        assert f'cases("{path.stem}")' in text
+        assert f'cases("{path.stem}")' in text, f"no test uses {path.name}"

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlkit.algorithms.aggregation import token_weights
+
 FOLDER = Path(__file__).with_name("vectors")
 COUNT_EPSILON = 1e-8
 
@@ -64,3 +66,11 @@ def whole_minibatch(case: Case, mask: Tensor) -> tuple[Tensor, float]:
     for token in range(tokens):
         others[token % rows, token // rows] = 1
     return torch.cat([mask, others]), case.params["dp_size"]
+
+
+def aggregated(case: Case, token_loss: Tensor, mask: Tensor) -> Tensor:
+    """The case's loss through weights that belong to the whole minibatch, sliced to the case's rows."""
+    whole, factor = whole_minibatch(case, mask)
+    length = case.params.get("loss_scale_factor", mask.shape[1])
+    weights = token_weights(whole, case.params["loss_agg_mode"], fixed_length=length, dtype=torch.float64)
+    return factor * (token_loss * weights[: len(mask)]).sum()

@@ -43,7 +43,7 @@ def _run(
 def _check_metrics(
     case: Case, metrics: LossMetrics, names: Mapping[str, str], absent: tuple[str, ...] = (LOWER,)
 ) -> None:
-    """Every metric of the file, as a mean; those that are `absent` here, without a meaning for the loss, are 0 there."""
+    """Every metric of the file, as a mean; those that the loss does not have (`absent`) are 0 there."""
     for theirs, wanted in case.outputs["metrics"].items():
         if theirs not in names:
             assert theirs in absent

@@ -6,165 +6,185 @@ Fields marked live can be changed while a run goes on (`run.set(lr=1e-6)`); the 
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
-import inspect
-import itertools
-import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args
 
+from rlkit.config_fields import Checked, fixed, hints_of, live, refuse_unknown
 from rlkit.errors import ConfigError
 
-
-def _live(default: Any, *, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
-    """A live-tunable field with its bounds: `low`/`high` inclusive, `above` exclusive."""
-    return field(default=default, metadata={"live": True, "low": low, "high": high, "above": above})
-
-
-def _fixed(default: Any, *, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
-    """A field that cannot change once the trainer is built, with its bounds."""
-    return field(default=default, metadata={"live": False, "low": low, "high": high, "above": above})
-
-
-class _Checked:
-    """Shared by the configuration classes: strict keys with the nearest name, types and bounds checked on building."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Builds a configuration from a dictionary.
-
-        Raises:
-            ConfigError: a key is unknown (the nearest known name is suggested) or a value is out of range.
-        """
-        refuse_unknown(values, (f.name for f in dataclasses.fields(cls)), what=cls.__name__)  # type: ignore[arg-type]
-        return cls(**values)
-
-    def __post_init__(self) -> None:
-        for spec in dataclasses.fields(self):  # type: ignore[arg-type]
-            object.__setattr__(self, spec.name, _coerce(type(self), spec, getattr(self, spec.name)))
-
-    @classmethod
-    def doc(cls, name: str) -> str:
-        """The docstring of one field."""
-        return _field_docs(cast(Hashable, cls))[name]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+PolicyLoss = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo-tv", "dppo-kl", "dro", "gpg"]
+AdvantageEstimator = Literal["grpo", "rloo", "reinforce++", "reinforce++-baseline", "remax", "gpg", "pass@k", "gdpo"]
+NORMALIZATIONS = ("none", "batch", "group")
 
 
 @dataclass(frozen=True)
-class CheckpointConfig(_Checked):
+class CheckpointConfig(Checked):
     """When checkpoints of a run are written and how many stay."""
 
-    save_interval: int = _fixed(100, low=0)
+    save_interval: int = fixed(100, low=0)
     """Steps between two checkpoints of a run; 0 writes one only when the run stops or is asked to."""
-    keep_last_k: int = _fixed(3, low=1)
+    keep_last_k: int = fixed(3, low=1)
     """Complete checkpoints that stay on disk; older ones go once a newer one is complete."""
-    async_save: bool = _fixed(False)
+    async_save: bool = fixed(False)
     """Write in a background thread from a private copy of the state, so that training goes on meanwhile."""
 
 
 @dataclass(frozen=True)
-class TrainerConfig(_Checked):
+class TrainerConfig(Checked):
     """Settings of a trainer. Unknown keys are refused with the nearest known name."""
 
-    batch_size: int = _fixed(16, low=1)
-    """B: rollouts sampled and learned from in one step (prompts a step times `group_size`)."""
-    group_size: int = _fixed(1, low=1)
+    batch_size: int = fixed(16, low=1)
+    """B: rollouts learned from in one step (prompts a step times `group_size`); of DPO: preference pairs a step."""
+    group_size: int = fixed(1, low=1)
     """G: responses sampled for each prompt. GRPO needs at least 2; PPO usually takes 1."""
-    minibatch_size: int | None = _fixed(None, low=1)
-    """Rollouts in one optimizer update; None takes all B, so one update an epoch."""
-    micro_batch_size: int | None = _fixed(None, low=1)
-    """Rollouts in one forward and backward pass; bounds memory, never changes the result. None: a whole minibatch."""
-    ppo_epochs: int = _fixed(1, low=1)
+    minibatch_size: int | None = fixed(None, low=1)
+    """Rollouts (of DPO: pairs) in one optimizer update; None takes all B, so one update an epoch."""
+    micro_batch_size: int | None = fixed(None, low=1)
+    """Rollouts (pairs) in one forward and backward pass; bounds memory, never changes the result. None: a minibatch."""
+    pairs_per_step: int | None = fixed(None, low=1)
+    """Preference pairs that a hybrid step learns from beside its rollouts; None takes half of `batch_size`."""
+    ppo_epochs: int = fixed(1, low=1)
     """Passes over the rollouts of a step."""
-    total_steps: int | None = _fixed(None, low=1)
+    total_steps: int | None = fixed(None, low=1)
     """Steps a run trains for when none are named; also the length of a decaying learning-rate schedule."""
 
-    lr: float | None = _live(None, low=0.0)
+    lr: float | None = live(None, low=0.0)
     """Peak learning rate of the actor. None takes that of an optimizer the actor came with, else 1e-6."""
-    critic_lr: float | None = _live(None, low=0.0)
+    critic_lr: float | None = live(None, low=0.0)
     """Peak learning rate of the critic. None takes that of an optimizer the critic came with, else the actor's."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = _fixed("constant")
+    reward_lr: float | None = live(None, low=0.0)
+    """Peak learning rate of reward models that learn from feedback; None takes the actor's."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = fixed("constant")
     """Shape of the learning rate after warm-up; linear and cosine fall to zero at `total_steps`."""
-    warmup_steps: int = _fixed(0, low=0)
+    warmup_steps: int = fixed(0, low=0)
     """Steps over which the learning rate rises linearly from zero."""
-    weight_decay: float = _fixed(0.0, low=0.0)
+    weight_decay: float = fixed(0.0, low=0.0)
     """AdamW's decoupled weight decay, for optimizers that rlkit builds."""
-    max_grad_norm: float = _live(1.0, above=0.0)
+    max_grad_norm: float = live(1.0, above=0.0)
     """Gradients are scaled down to this global L2 norm."""
-    max_bad_steps: int = _fixed(3, low=1)
+    max_bad_steps: int = fixed(3, low=1)
     """Consecutive updates with non-finite gradients after which training stops; each one is skipped and counted."""
 
-    kl_coef: float = _live(0.0, low=0.0)
+    kl_coef: float = live(0.0, low=0.0)
     """Weight of the KL penalty that holds the policy near the reference."""
-    kl_placement: Literal["reward", "loss"] = _fixed("reward")
+    kl_placement: Literal["reward", "loss"] = fixed("reward")
     """Where the penalty enters: subtracted from each token's reward, or added to the loss (GRPO)."""
-    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = _fixed("k1")
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = fixed("k1")
     """Estimator of the per-token KL, see `rlkit.algorithms.kl`; "k3+" has k3's value with k2's unbiased gradient."""
-    kl_target: float | None = _live(None, above=0.0)
+    kl_target: float | None = live(None, above=0.0)
     """Target KL a response, in nats, for the adaptive coefficient (Ziegler et al. 2019); None keeps `kl_coef` fixed."""
-    kl_horizon: int = _fixed(10_000, low=1)
+    kl_horizon: int = fixed(10_000, low=1)
     """Rollouts over which the adaptive coefficient reacts."""
 
-    clip_low: float = _live(0.2, low=0.0, high=1.0)
-    """PPO clip: the probability ratio is held above 1 - clip_low."""
-    clip_high: float = _live(0.2, low=0.0)
-    """PPO clip: the probability ratio is held below 1 + clip_high."""
-    dual_clip: float | None = _live(None, above=1.0)
-    """Bound on the loss of tokens with negative advantage (Ye et al. 2020); None leaves it off."""
-    value_clip: float | None = _live(0.2, above=0.0)
+    policy_loss: PolicyLoss = fixed("ppo")
+    """Loss of the policy, see `rlkit.algorithms`: PPO's clipped surrogate or one of its kin."""
+    clip_low: float = live(0.2, low=0.0, high=1.0)
+    """The probability ratio is held above 1 - clip_low (DPPO: the bound on the divergence of falling tokens)."""
+    clip_high: float = live(0.2, low=0.0)
+    """The probability ratio is held below 1 + clip_high (DPPO: the bound on the divergence of rising tokens)."""
+    dual_clip: float | None = live(None, above=1.0)
+    """PPO: bound on the loss of tokens with negative advantage (Ye et al. 2020); None leaves it off."""
+    ratio_cap: float = live(20.0, above=1.0)
+    """DPPO: largest probability ratio that weighs a token."""
+    sapo_tau_pos: float = live(1.0, above=0.0)
+    """SAPO: temperature of the soft gate on tokens with positive advantage."""
+    sapo_tau_neg: float = live(1.05, above=0.0)
+    """SAPO: temperature of the soft gate on tokens with negative advantage."""
+    dro_beta: float = live(0.05, above=0.0)
+    """DRO: weight of the squared log-ratio."""
+    value_clip: float | None = live(0.2, above=0.0)
     """How far a value may move from the one before the update; None leaves the value loss unclipped."""
-    value_coef: float = _live(0.5, low=0.0)
+    value_coef: float = live(0.5, low=0.0)
     """Weight of the value loss where critic and actor are updated together on one trunk."""
-    entropy_coef: float = _live(0.0, low=0.0)
+    entropy_coef: float = live(0.0, low=0.0)
     """Weight of the entropy bonus."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
-        _fixed("token-mean")
+        fixed("token-mean")
     )
     """How token losses become one number; exact under any split into micro-batches."""
 
-    gamma: float = _live(1.0, low=0.0, high=1.0)
+    advantage_estimator: AdvantageEstimator = fixed("grpo")
+    """How trainers without a critic turn rewards into advantages, see `rlkit.algorithms.advantages`."""
+    gamma: float = live(1.0, low=0.0, high=1.0)
     """Discount of future rewards, per token."""
-    lam: float = _live(0.95, low=0.0, high=1.0)
+    lam: float = live(0.95, low=0.0, high=1.0)
     """GAE's lambda."""
-    whiten_advantages: bool = _fixed(True)
-    """PPO: shift and scale the advantages of a step to mean 0 and variance 1 over response tokens."""
-    scale_by_std: bool = _fixed(True)
-    """GRPO: divide by the group's standard deviation; False gives Dr.GRPO's centring."""
+    whiten_advantages: bool = fixed(True)
+    """PPO and GDPO: shift and scale the advantages of a step to mean 0 and variance 1 over response tokens."""
+    scale_by_std: bool = fixed(True)
+    """GRPO and pass@k: divide by the group's standard deviation; False gives Dr.GRPO's centring."""
+    bootstrap_truncated: bool = fixed(False)
+    """PPO: a response cut off at the length limit goes on to the critic's value of its end, not to 0."""
+    mask_truncated: bool = fixed(False)
+    """Learn nothing from responses cut off at the length limit (DAPO's overlong filtering, Yu et al. 2025)."""
+    dynamic_sampling: bool = fixed(False)
+    """Sample on until all B rollouts belong to groups whose rewards differ (DAPO, Yu et al. 2025)."""
+    max_sampling_rounds: int = fixed(4, low=1)
+    """Rounds of sampling a step at most with `dynamic_sampling`; then the step learns from the rollouts there are."""
 
-    max_new_tokens: int = _fixed(32, low=1)
+    correction_weights: Literal["none", "token", "sequence"] = fixed("none")
+    """Importance weights of trainer against sampler, truncated (TIS): none, one a token, or one a response."""
+    correction_threshold: float = live(2.0, above=0.0)
+    """Largest correction weight."""
+    correction_floor: float | None = live(None, above=0.0)
+    """Weights outside [floor, threshold] become 0 (IcePop); None only truncates."""
+    correction_normalise: bool = fixed(False)
+    """Divide the correction weights by their mean over the step, so that the loss keeps its size."""
+    rejection: Literal["none", "token", "sequence-sum", "sequence-mean", "sequence-max"] = fixed("none")
+    """What is not learned from where trainer and sampler disagree: nothing, tokens, responses."""
+    rejection_kind: Literal["k1", "k2", "k3"] = fixed("k1")
+    """Rejection: the measure of disagreement, see `rlkit.algorithms.correction`."""
+    rejection_band: float = live(2.0, above=1.0)
+    """Rejection by k1: the ratio of trainer to sampler lies within [1 / band, band]."""
+    rejection_limit: float = live(0.1, above=0.0)
+    """Rejection by k2 and k3: largest divergence in nats."""
+
+    beta: float = live(0.1, above=0.0)
+    """DPO: how strongly the policy is held to the reference (Rafailov et al. 2023)."""
+    preference_loss: Literal["sigmoid", "ipo", "hinge"] = fixed("sigmoid")
+    """DPO: loss of a pair's margin."""
+    label_smoothing: float = live(0.0, low=0.0, high=0.5)
+    """DPO, sigmoid: probability that a pair's labels are the wrong way round (Mitchell 2023)."""
+    average_logprobs: bool | None = fixed(None)
+    """DPO: compare log-probs per token rather than per response; None takes what the loss is defined on."""
+    dpo_ratio: float = live(0.5, low=0.0, high=1.0)
+    """Hybrid: share of the DPO loss; the policy loss has the rest."""
+    dpo_ratio_end: float | None = live(None, low=0.0, high=1.0)
+    """Hybrid: share that `dpo_ratio` moves to on a straight line over `dpo_ratio_steps`; None keeps it."""
+    dpo_ratio_steps: int = live(100, low=1)
+    """Hybrid: steps from `dpo_ratio` to `dpo_ratio_end`, counted from the first step."""
+
+    max_new_tokens: int = fixed(32, low=1)
     """T at most: tokens sampled for one response, the end token included."""
-    max_prompt_length: int | None = _fixed(None, low=1)
+    max_prompt_length: int | None = fixed(None, low=1)
     """Longest prompt in tokens; None takes what the model's context leaves beside `max_new_tokens`."""
-    temperature: float = _live(1.0, above=0.0)
+    temperature: float = live(1.0, above=0.0)
     """Sampling temperature; every log-prob in the loss belongs to this distribution."""
-    top_p: float = _live(1.0, above=0.0, high=1.0)
+    top_p: float = live(1.0, above=0.0, high=1.0)
     """Nucleus sampling; below 1 the sampler truncates the distribution that the loss uses, and the gap is logged."""
-    top_k: int = _live(0, low=0)
+    top_k: int = live(0, low=0)
     """Sample among the k most probable tokens; 0 takes all."""
-    generation: Literal["native"] = _fixed("native")
+    generation: Literal["native"] = fixed("native")
     """Engine that samples responses; this version has the native one."""
 
-    reward_weights: dict[str, float] | None = field(default=None, metadata={"live": False})
+    reward_normalization: dict[str, str] | None = fixed(None)
+    """Term -> "none", "batch" or "group": scaled to mean 0, deviation 1 before weighting; "*" stands for the rest."""
+    reward_weights: dict[str, float] | None = fixed(None)
     """Starting weight of each named reward term; None takes the weights the controllers came with, else 1."""
-    threads: int | None = _fixed(None, low=1)
+    threads: int | None = fixed(None, low=1)
     """CPU threads torch may use, also in a background run; None takes what is set where the trainer is built."""
-    seed: int = _fixed(0, low=0)
+    seed: int = fixed(0, low=0)
     """Seed of prompt order and sampling."""
 
-    actor_device_mapping: dict[str, str] | None = field(default=None, metadata={"live": False})
+    actor_device_mapping: dict[str, str] | None = fixed(None)
     """Devices of the actor, `{"model": "cuda:0"}`; None takes cuda:0 where there is one, else the CPU."""
-    critic_device_mapping: dict[str, str] | None = field(default=None, metadata={"live": False})
+    critic_device_mapping: dict[str, str] | None = fixed(None)
     """Devices of the critic; None takes the actor's."""
-    reward_device_mapping: dict[str, str] | None = field(default=None, metadata={"live": False})
+    reward_device_mapping: dict[str, str] | None = fixed(None)
     """Devices of reward models; None takes the actor's."""
-    reference_device_mapping: dict[str, str] | None = field(default=None, metadata={"live": False})
+    reference_device_mapping: dict[str, str] | None = fixed(None)
     """Devices of the reference; None takes the actor's."""
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig, metadata={"live": False})
     """When checkpoints are written and how many stay; a dictionary of CheckpointConfig's fields will do."""
@@ -192,6 +212,28 @@ class TrainerConfig(_Checked):
             raise ConfigError(f"total_steps={self.total_steps} must be more than warmup_steps={self.warmup_steps}")
         if self.kl_target is not None and not self.kl_coef:
             raise ConfigError("kl_target moves kl_coef by factors, so kl_coef must start above 0")
+        if self.policy_loss == "gmpo" and self.loss_aggregation != "seq-mean-token-mean":
+            raise ConfigError(
+                "policy_loss='gmpo' is a loss of whole responses, so every response must count the same: set "
+                "loss_aggregation='seq-mean-token-mean'"
+            )
+        if self.label_smoothing and self.preference_loss != "sigmoid":
+            raise ConfigError(
+                f"label_smoothing has no meaning for preference_loss={self.preference_loss!r}; set it to 0, or take "
+                "'sigmoid'"
+            )
+        if self.correction_floor is not None and not self.correction_floor < self.correction_threshold:
+            raise ConfigError(
+                f"correction_floor={self.correction_floor} must be below "
+                f"correction_threshold={self.correction_threshold}"
+            )
+        if self.rejection == "sequence-max" and self.rejection_kind == "k1":
+            raise ConfigError("rejection='sequence-max' compares sizes, and k1 may be negative: set rejection_kind to 'k3'")
+        for term, mode in (self.reward_normalization or {}).items():
+            if mode not in NORMALIZATIONS:
+                raise ConfigError(
+                    f"reward_normalization[{term!r}]={mode!r} is none of {', '.join(map(repr, NORMALIZATIONS))}"
+                )
 
     @property
     def prompts_per_step(self) -> int:
@@ -206,7 +248,7 @@ class TrainerConfig(_Checked):
     @classmethod
     def live_specs(cls) -> dict[str, dict[str, Any]]:
         """For each live field its type ("float" or "int"), bounds (inclusive; None where open) and docstring."""
-        hints = _hints(cast(Hashable, cls))
+        hints = hints_of(cls)
         specs = {}
         for entry in dataclasses.fields(cls):
             if entry.metadata.get("live"):
@@ -234,69 +276,3 @@ class TrainerConfig(_Checked):
                     raise ConfigError(f"{name} is fixed once a trainer is built; live settings are {', '.join(live)}")
                 refuse_unknown([name], live, what="live setting")
         return dataclasses.replace(self, **changes)
-
-
-def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str) -> None:
-    """Raises ConfigError for the first given name that is not known, with the nearest known one."""
-    names = list(known)
-    for name in given:
-        if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(names))}"
-            raise ConfigError(f"unknown {what} key {name!r}{hint}")
-
-
-@cache
-def _hints(cls: Hashable) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-def _coerce(cls: type, spec: dataclasses.Field[Any], value: Any) -> Any:
-    """Checks one value against the field's type and bounds; whole floats become ints and ints become floats."""
-    hint = _hints(cls)[spec.name]
-    options = get_args(hint) if get_origin(hint) not in (None, Literal, dict) else (hint,)
-    if value is None and type(None) in options:
-        return None
-    kind = next(option for option in options if option is not type(None))
-    if kind is CheckpointConfig and isinstance(value, Mapping):
-        return CheckpointConfig.from_dict(value)
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise ConfigError(f"{spec.name}={value!r} is none of {', '.join(map(repr, get_args(kind)))}")
-        return value
-    if kind in (int, float):
-        return _number(spec, kind, value)
-    plain = get_origin(kind) or kind
-    if not isinstance(value, plain):
-        raise ConfigError(
-            f"{spec.name} must be {getattr(plain, '__name__', plain)}, got {type(value).__name__} {value!r}"
-        )
-    return value
-
-
-def _number(spec: dataclasses.Field[Any], kind: type, value: Any) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value != int(value)):
-        raise ConfigError(f"{spec.name} must be {kind.__name__}, got {type(value).__name__} {value!r}")
-    number: int | float = kind(value)
-    if not math.isfinite(number):
-        raise ConfigError(f"{spec.name} must be finite, got {value!r}")
-    low, high, above = (spec.metadata.get(key) for key in ("low", "high", "above"))
-    if low is not None and number < low:
-        raise ConfigError(f"{spec.name}={value!r} is below its least value {low}")
-    if high is not None and number > high:
-        raise ConfigError(f"{spec.name}={value!r} is above its greatest value {high}")
-    if above is not None and number <= above:
-        raise ConfigError(f"{spec.name}={value!r} must be above {above}")
-    return number
-
-
-@cache
-def _field_docs(cls: Hashable) -> dict[str, str]:
-    """The string that stands below each field in the class's source."""
-    tree = ast.parse(inspect.getsource(cls))  # type: ignore[arg-type]
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
-    docs = {}
-    for above, below in itertools.pairwise(body):
-        if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            docs[ast.unparse(above.target)] = inspect.cleandoc(str(below.value.value))
-    return docs

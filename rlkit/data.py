@@ -1,14 +1,11 @@
 """Prompts: read from lists, datasets and files, tokenised once, and drawn in shuffled epochs that resume exactly."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
-from rlkit.errors import CheckpointError, ConfigError, DataError
+from rlkit.epochs import Epochs, fingerprint
+from rlkit.errors import ConfigError, DataError
 from rlkit.prompts import PromptEncoder, read_rows, split_row
 
 __all__ = ["OPENINGS", "PromptRow", "PromptSource"]
@@ -93,12 +90,9 @@ class PromptSource:
     ) -> None:
         if max_prompt_length < 1:
             raise ConfigError(f"max_prompt_length must be at least 1 token, given {max_prompt_length}")
-        if seed < 0:
-            raise ConfigError(f"the seed of a prompt source must be 0 or more, given {seed}")
         encoder = PromptEncoder(tokenizer)
         rows = [split_row(i, row, prompt_column) for i, row in enumerate(read_rows(prompts, prompt_column))]
-        if not rows:
-            raise DataError("the prompt source is empty; expected at least one prompt")
+        self._epochs = Epochs(len(rows), seed, _fingerprint(rows), shuffle=shuffle)
         names = {name: None for _, columns in rows for name in columns}
         if any(not isinstance(prompt, str) for prompt, _ in rows):
             names["messages"] = None
@@ -113,10 +107,6 @@ class PromptSource:
                 )
             chat = {} if isinstance(prompt, str) else {"messages": prompt}
             self.rows.append(PromptRow(index, text, ids, {**names, **chat, **columns}))
-        self._fingerprint = _fingerprint(rows)
-        self._seed, self._shuffle = seed, shuffle
-        self._epoch = self._position = 0
-        self._order = self._order_of(0)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -124,12 +114,12 @@ class PromptSource:
     @property
     def epoch(self) -> int:
         """Epochs completed."""
-        return self._epoch
+        return self._epochs.epoch
 
     @property
     def fingerprint(self) -> str:
         """16 hex digits that change with the prompts and columns."""
-        return self._fingerprint
+        return self._epochs.fingerprint
 
     def next(self, n: int) -> list[PromptRow]:
         """The next `n` prompts, going on into further epochs where one ends.
@@ -137,33 +127,11 @@ class PromptSource:
         Raises:
             ConfigError: `n` is less than 1.
         """
-        if n < 1:
-            raise ConfigError(f"expected to draw at least one prompt, given {n}")
-        drawn: list[PromptRow] = []
-        while len(drawn) < n:
-            taken = self._order[self._position : self._position + n - len(drawn)]
-            drawn += [self.rows[index] for index in taken]
-            self._position += len(taken)
-            if self._position == len(self.rows):
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._order_of(self._epoch)
-        return drawn
-
-    def _order_of(self, epoch: int) -> list[int]:
-        if not self._shuffle:
-            return list(range(len(self.rows)))
-        order: list[int] = np.random.default_rng([self._seed, epoch]).permutation(len(self.rows)).tolist()
-        return order
+        return [self.rows[index] for index in self._epochs.next(n)]
 
     def state_dict(self) -> dict[str, Any]:
-        """{"epoch", "position", "seed", "shuffle", "fingerprint"}: plain values that say which prompt comes next."""
-        return {
-            "epoch": self._epoch,
-            "position": self._position,
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "fingerprint": self._fingerprint,
-        }
+        """Which prompt comes next, as plain values; see `Epochs.state_dict`."""
+        return self._epochs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where the state was taken, with its seed and order.
@@ -172,23 +140,8 @@ class PromptSource:
             CheckpointError: other keys than `state_dict` gives.
             DataError: the state belongs to other prompts.
         """
-        if odd := sorted(set(state) ^ set(self.state_dict())):
-            raise CheckpointError(
-                f"the state of a prompt source must have the keys of state_dict(); it differs in {odd}"
-            )
-        if state["fingerprint"] != self._fingerprint:
-            raise DataError(
-                f"the state was saved with other prompts (fingerprint {state['fingerprint']}) than these {len(self)} "
-                f"(fingerprint {self._fingerprint}). Give the same prompts in the same order, or start a new run"
-            )
-        self._seed, self._shuffle = state["seed"], state["shuffle"]
-        self._epoch, self._position = state["epoch"], state["position"]
-        self._order = self._order_of(self._epoch)
+        self._epochs.load_state_dict(state)
 
 
 def _fingerprint(rows: Sequence[tuple[Any, dict[str, Any]]]) -> str:
-    digest = hashlib.sha256()
-    for prompt, columns in rows:
-        line = [prompt, sorted(columns.items(), key=lambda item: item[0])]
-        digest.update(json.dumps(line, default=lambda value: type(value).__name__, skipkeys=True).encode() + b"\n")
-    return digest.hexdigest()[:16]
+    return fingerprint([prompt, sorted(columns.items(), key=lambda item: item[0])] for prompt, columns in rows)

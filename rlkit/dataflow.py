@@ -143,20 +143,23 @@ class Dataflow:
                     open_ends.append(source)
         return tuple(known for known in self._controllers if known in found)
 
-    def validate(self, sources: tuple[str, ...] = PROMPT_FIELDS, complete: bool = False) -> None:
+    def validate(
+        self, sources: tuple[str, ...] = PROMPT_FIELDS, complete: bool = False, idle: tuple[Controller, ...] = ()
+    ) -> None:
         """Check everything that can be known before running.
 
         Args:
             sources: fields that the batch starts with.
             complete: True once a trainer has added its own controllers. False leaves out what a trainer still adds:
                 who writes the fields that are learned from, and the fields of `rlkit.dataflow_checks.TRAINER_FIELDS`.
+            idle: controllers that do not run, because the batch starts with what they would write.
 
         Raises:
             DataflowError: two controllers of one name, a cycle of inputs, an unknown field, two writers of one field,
                 a field nobody upstream writes, writer and reader of different shape or dtype, feedback into a
                 controller that cannot learn, or feedback without the fields it needs.
         """
-        check_dataflow(self, sources, complete)
+        check_dataflow(self, sources, complete, idle)
 
     def stages(self) -> list[list[Controller]]:
         """The controllers in levels: each runs after everything that leads into its input, those of a level together.

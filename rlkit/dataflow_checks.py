@@ -16,11 +16,23 @@ __all__ = ["PROMPT_FIELDS", "TRAINER_FIELDS", "check_dataflow", "cycle_message",
 PROMPT_FIELDS = ("input_ids", "attention_mask", "prompts", "groups", "rows", "columns")
 """What a batch of prompts holds before the first controller has run."""
 
-TRAINER_FIELDS = ("rewards", "logprobs", "ref_logprobs", "values", "token_rewards", "advantages", "returns")
+TRAINER_FIELDS = (
+    "rewards",
+    "reward_valid",
+    "logprobs",
+    "ref_logprobs",
+    "values",
+    "token_rewards",
+    "advantages",
+    "returns",
+    "preferences",
+)
 """What the controllers that a trainer adds (mixer, reference, critic, advantage estimator) write."""
 
 
-def check_dataflow(flow: "Dataflow", sources: tuple[str, ...], complete: bool) -> None:
+def check_dataflow(
+    flow: "Dataflow", sources: tuple[str, ...], complete: bool, idle: tuple[Controller, ...] = ()
+) -> None:
     """See `Dataflow.validate`."""
     if not len(flow):
         raise DataflowError("the dataflow is empty; connect(actor.output, reward.input) adds controllers to it")
@@ -29,7 +41,7 @@ def check_dataflow(flow: "Dataflow", sources: tuple[str, ...], complete: bool) -
     if cycle:
         raise DataflowError(cycle_message(cycle))
     field_specs(flow, sources)
-    _check_writers(flow, sources)
+    _check_writers(flow, sources, idle)
     _check_producers(flow, sources, complete)
     _check_feedback(flow, sources, complete)
 
@@ -144,8 +156,10 @@ def _check_names(flow: "Dataflow") -> None:
             )
 
 
-def _check_writers(flow: "Dataflow", sources: tuple[str, ...]) -> None:
+def _check_writers(flow: "Dataflow", sources: tuple[str, ...], idle: tuple[Controller, ...]) -> None:
     for controller in flow.controllers:
+        if controller in idle:
+            continue
         names = field_names(controller, controller.writes, "writes")
         for name in names:
             if name in sources:

@@ -70,6 +70,13 @@ _ALL: Final = (
     Field("token_rewards", _BT, "float32", "reward per token after the KL penalty was placed"),
     Field("advantages", _BT, "float32", "advantage per response token"),
     Field("returns", _BT, "float32", "value target per response token"),
+    Field("reward_valid", _B, "bool", "false where every reward term abstained: not learned from"),
+    Field("reward_baselines", _B, "float32", "reward of the greedy response to the same prompt (ReMax)"),
+    Field("bootstrap_values", _B, "float32", "critic's estimate for the state after the last token"),
+    Field("correction_weights", _BT, "float32", "importance weight of the trainer's policy against the sampler's"),
+    Field("correction_mask", _BT, "bool", "false where trainer and sampler disagree too much to learn from"),
+    Field("learn_mask", _BT, "bool", "true on the tokens that are learned from"),
+    Field("preferences", _B, "float32", "1 for the chosen response of a pair, -1 for the rejected one, 0 for neither"),
 )
 FIELDS: Final[dict[str, Field]] = {field.name: field for field in _ALL}
 

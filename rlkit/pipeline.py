@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from rlkit.batch import RolloutBatch
-from rlkit.controllers.base import field_names
+from rlkit.controllers.base import Controller, field_names
 from rlkit.dataflow import Dataflow
 from rlkit.dataflow_checks import PROMPT_FIELDS, field_specs
 from rlkit.errors import DataflowError
@@ -37,20 +37,25 @@ class Pipeline:
         dataflow: taken as it is now; later changes to it do not reach the pipeline.
         tracker: gets a span per controller and call, named after the controller; None records nothing.
         sources: fields that every batch starts with.
+        idle: controllers that only learn here: the batch starts with what they would write, as offline data does.
 
     Raises:
         DataflowError: the dataflow cannot run, see `Dataflow.validate`.
     """
 
     def __init__(
-        self, dataflow: Dataflow, tracker: SpanTracker | None = None, sources: Sequence[str] = PROMPT_FIELDS
+        self,
+        dataflow: Dataflow,
+        tracker: SpanTracker | None = None,
+        sources: Sequence[str] = PROMPT_FIELDS,
+        idle: Sequence[Controller] = (),
     ) -> None:
         self.sources = tuple(sources)
-        dataflow.validate(self.sources, complete=True)
+        dataflow.validate(self.sources, complete=True, idle=tuple(idle))
         self.dataflow = dataflow.copy()
         self.tracker = tracker
         self._specs = field_specs(self.dataflow, self.sources)
-        self._tasks = _plan(self.dataflow)
+        self._tasks = _plan(self.dataflow, set(idle))
 
     def run(self, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the fields of every controller.
@@ -92,14 +97,14 @@ class Pipeline:
                     )
 
 
-def _plan(flow: Dataflow) -> tuple[Task, ...]:
-    """One task a controller, in the order of the stages."""
-    order = [controller for stage in flow.stages() for controller in stage]
+def _plan(flow: Dataflow, idle: set[Controller]) -> tuple[Task, ...]:
+    """One task a controller that runs, in the order of the stages."""
+    order = [controller for stage in flow.stages() for controller in stage if controller not in idle]
     writes = {c: field_names(c, c.writes, "writes") for c in order}
     tasks = []
     for controller in order:
         reads = field_names(controller, controller.reads, "reads")
-        feeding = flow.feeding(controller)
+        feeding = [source for source in flow.feeding(controller) if source not in idle]
         producer = None
         if controller.streams:
             for candidate in feeding:

@@ -63,6 +63,10 @@ class RewardWeights:
         """A copy of the weights in force."""
         return dict(self._weights)
 
+    def settings(self) -> dict[str, float]:
+        """The weights as a live setting."""
+        return self.current
+
     def set(self, changes: Mapping[str, float]) -> None:
         """Changes the weights that are named and leaves the others.
 

@@ -8,7 +8,7 @@ import math
 
 from rlkit.errors import ConfigError, DataError
 
-__all__ = ["adapt_kl_coef", "learning_rate"]
+__all__ = ["adapt_kl_coef", "learning_rate", "ramp"]
 
 KINDS = ("constant", "linear", "cosine")
 
@@ -62,3 +62,14 @@ def adapt_kl_coef(coef: float, kl: float, target: float, horizon: float, samples
         raise DataError(f"the measured KL must be finite to steer the KL coefficient, given {kl!r}")
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coef * (1.0 + error * samples / horizon)
+
+
+def ramp(start: float, end: float | None, step: int, steps: int) -> float:
+    """A number on a straight line from `start` at step 0 to `end` at step `steps`, where it stays.
+
+    Args:
+        end: None keeps `start`.
+        step: counted from 0.
+        steps: at least 1.
+    """
+    return start if end is None else start + (end - start) * min(step / steps, 1.0)

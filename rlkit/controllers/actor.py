@@ -110,6 +110,13 @@ class ActorController(HostedController):
         """Samples like `run` and hands each response on as soon as it is finished."""
         return self._sample(batch, emit)
 
+    def sample_apart(self, batch: RolloutBatch, sampling: SamplingParams) -> Mapping[str, Any]:
+        """One response for each prompt under other sampling settings; leaves the random state as it is."""
+        generated = self.generator.generate(
+            batch.input_ids.to(self.device), batch.attention_mask.to(self.device), sampling, torch.Generator()
+        )
+        return self._fields(generated)
+
     def scores(
         self, batch: RolloutBatch, temperature: float, *, entropy: EntropyMode = None, hidden: bool = False
     ) -> TokenScores:

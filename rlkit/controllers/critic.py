@@ -43,7 +43,6 @@ class CriticController(HostedController):
 
     role = "critic"
     reads: tuple[str, ...] = ("generated_ids", "attention_mask", "response_mask")
-    writes: tuple[str, ...] = ("values",)
     learns_from = ("returns",)
 
     def __init__(
@@ -66,10 +65,11 @@ class CriticController(HostedController):
         self.train_trunk = train_trunk
         self.optimizer = optimizer
         self.temperature = 1.0
+        self.bootstraps = False
+        """Whether `run` also gives the value of the state after the last token."""
         if trunk is not None:
             self.model = trunk.model
             self.tokenizer = trunk.tokenizer
-            self.writes = ("values", "logprobs")
         else:
             assert model is not None
             self.model = module_of(model, load_causal_lm, from_pretrained)
@@ -79,6 +79,12 @@ class CriticController(HostedController):
             load_head(self.head, model)
         if device_map is not None:
             self.device_map = device_map
+
+    @property
+    def writes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Batch fields that `run` returns."""
+        trunk = () if self.trunk is None else ("logprobs",)
+        return ("values", *trunk, *(("bootstrap_values",) if self.bootstraps else ()))
 
     def require_tokenizer_of(self, actor: ActorController) -> None:
         """Raises ModelError where the critic reads other token ids than the actor writes.
@@ -102,12 +108,22 @@ class CriticController(HostedController):
         return {"head": self.head} if self.trunk is not None else {"model": self.model, "head": self.head}
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
-        """Values (B,T) before the update; on a shared trunk also the policy's log-probs (B,T), from the same pass."""
+        """Values (B,T) before the update; on a shared trunk also the policy's log-probs (B,T), from the same pass.
+
+        With `bootstraps` also the value (B,) of the state after each response's last token.
+        """
+        read = _one_token_longer(batch) if self.bootstraps else batch
+        fields: dict[str, Any] = {}
         with torch.no_grad():
             if self.trunk is None:
-                return {"values": self.head(self.states(batch))}
-            scores = self.trunk.scores(batch, self.temperature, hidden=True)
-            return {"values": self.head(scores.hidden), "logprobs": scores.logprobs}
+                values = self.head(self.states(read))
+            else:
+                scores = self.trunk.scores(read, self.temperature, hidden=True)
+                values = self.head(scores.hidden)
+                fields["logprobs"] = scores.logprobs[:, : batch.response_width] * batch.response_mask
+        if self.bootstraps:
+            fields["bootstrap_values"] = values.gather(1, batch.response_lengths.unsqueeze(1)).squeeze(1)
+        return {"values": values[:, : batch.response_width], **fields}
 
     @property
     def trained_module(self) -> nn.Module:
@@ -139,6 +155,16 @@ class CriticController(HostedController):
             raise ModelError(f"critic {self.name!r} keeps {sorted(modules)}, the state holds {sorted(state)}")
         for name, module in modules.items():
             module.load_state_dict(dict(state[name]), strict=True)
+
+
+def _one_token_longer(batch: RolloutBatch) -> RolloutBatch:
+    """The same rollouts with a place after the last token, whose state is that of the finished response.
+
+    The token put there is never read: states are those before a token.
+    """
+    wider = batch.resize(None, batch.response_width + 1)
+    places = torch.arange(wider.response_width, device=batch.response_mask.device)
+    return wider.with_fields({"response_mask": places <= batch.response_lengths.unsqueeze(1)})
 
 
 def _own_tokenizer(model: nn.Module, actor: ActorController) -> Any:

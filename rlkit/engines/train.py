@@ -29,11 +29,16 @@ class Group:
         name: prefix of the parameters' names in the state, unique in an engine.
         module: its parameters with `requires_grad` are trained.
         optimizer: an optimizer a user built on them, taken over with its settings; None gives AdamW.
+        role: whose learning rate it takes; empty takes the name.
     """
 
     name: str
     module: nn.Module
     optimizer: torch.optim.Optimizer | None = None
+    role: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "role", self.role or self.name)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name, each once however many names it has."""

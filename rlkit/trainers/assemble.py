@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
-
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.base import Controller, field_names
-from rlkit.controllers.critic import CriticController
 from rlkit.controllers.hosted import HostedController
-from rlkit.controllers.reference import ReferenceController
 from rlkit.controllers.reward import RewardController
 from rlkit.dataflow import Dataflow
 from rlkit.device_map import DeviceMap
@@ -89,39 +85,57 @@ def place(config: TrainerConfig, actor: ActorController, others: Sequence[Hosted
             controller.device_map = actor.device_map
 
 
+def normalization_of(config: TrainerConfig, terms: Sequence[str]) -> dict[str, str]:
+    """How each term is normalised before it is weighted.
+
+    Raises:
+        ConfigError: the settings name a term that is not there.
+    """
+    asked = config.reward_normalization or {}
+    for term in asked:
+        if term != "*" and term not in terms:
+            raise ConfigError(
+                f"reward_normalization names the term {term!r}; the terms are {', '.join(terms)}, and '*'"
+            )
+    return {term: asked.get(term, asked.get("*", "none")) for term in terms}
+
+
 def complete(
     dataflow: Dataflow | None,
     actor: ActorController,
     rewards: Sequence[RewardController],
-    critic: CriticController | None,
-    reference: ReferenceController | None,
+    learners: Sequence[Controller],
+    scorers: Sequence[Controller],
     mixer: Controller,
-    scorer: Controller | None,
-    advantages: Controller,
+    correction: Controller | None,
+    last: Controller,
 ) -> Dataflow:
-    """The user's dataflow with what a trainer adds: mixing, scoring, advantages, and the loops back to the learners.
+    """The user's dataflow with what a trainer adds: mixing, scoring, estimating, and the loops back to the learners.
 
     The user's own edges and controllers stay; edges into the trainer's controllers are added from whatever they read,
     and into the user's controllers that read what the trainer's write.
+
+    Args:
+        learners: controllers beside the actor that `last` gives feedback to; they score rollouts too.
+        scorers: others that read rollouts and whose fields `last` reads.
+        correction: reads what the scorers write, if any.
+        last: writes what is learned from.
     """
     flow = dataflow.copy() if dataflow is not None else Dataflow()
     for reward in rewards:
         flow.connect(actor.output, reward.input).connect(reward.output, mixer.input)
-    flow.connect(mixer.output, advantages.input)
-    for controller in (critic, reference, scorer):
-        if controller is not None:
-            flow.connect(actor.output, controller.input).connect(controller.output, advantages.input)
-    flow.connect(advantages.output, actor.feedback)
-    if critic is not None:
-        flow.connect(advantages.output, critic.feedback)
-    own = [node for node in (mixer, scorer, advantages) if node is not None]
+    flow.connect(mixer.output, last.input)
+    for controller in (*learners, *scorers):
+        flow.connect(actor.output, controller.input).connect(controller.output, last.input)
+        if correction is not None and "logprobs" in field_names(controller, controller.writes, "writes"):
+            flow.connect(controller.output, correction.input)
+    if correction is not None:
+        flow.connect(correction.output, last.input)
+    for learner in (actor, *learners):
+        flow.connect(last.output, learner.feedback)
+    own = [node for node in (mixer, *scorers, correction, last) if node is not None]
     for controller in () if dataflow is None else dataflow.controllers:
         for node in own:
             if set(field_names(controller, controller.reads, "reads")) & set(field_names(node, node.writes, "writes")):
                 flow.connect(node.output, controller.input)
     return flow
-
-
-def hosted(controllers: Sequence[Controller | nn.Module | None]) -> list[HostedController]:
-    """Those of the controllers that keep torch modules."""
-    return [controller for controller in controllers if isinstance(controller, HostedController)]

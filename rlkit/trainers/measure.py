@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rlkit.algorithms.kl import kl_estimate
 from rlkit.batch import RolloutBatch
-from rlkit.metrics import telemetry
+from rlkit.pairs import PreferenceBatch
+from rlkit.trainers.filling import spread_rows
 
 if TYPE_CHECKING:
-    from rlkit.trainers.base import Trainer
+    from rlkit.trainers.rollouts import RolloutTrainer
 
 
-def measure(trainer: Trainer, batch: RolloutBatch) -> None:
+def measure(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     """Adds the metrics of a step's rollouts to the trainer's tracker."""
     _measure_rewards(trainer, batch)
     _measure_responses(trainer, batch)
@@ -27,11 +28,9 @@ def measure(trainer: Trainer, batch: RolloutBatch) -> None:
         tracker.add_sum_count("kl/per_token", kl.sum(), batch.response_lengths.sum())
         tracker.add_sum_count("kl/per_response", kl.sum(), batch.batch_size)
         tracker.add("kl/coef", trainer.config.kl_coef)
-    for name, value in telemetry.memory(devices_by_role(trainer)).items():
-        tracker.add(name, value)
 
 
-def _measure_rewards(trainer: Trainer, batch: RolloutBatch) -> None:
+def _measure_rewards(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     tracker = trainer.tracker
     valid = batch.reward_valid
     tracker.add_sum_count("reward/mean", batch.rewards[valid].sum(), int(valid.sum()))
@@ -42,11 +41,17 @@ def _measure_rewards(trainer: Trainer, batch: RolloutBatch) -> None:
         if bool(given.any()):
             tracker.add_sum_count(f"reward/{name}", term[given].sum(), int(given.sum()))
     tracker.add("reward/abstained_fraction", 1.0 - valid.float().mean())
+    if trainer.config.group_size > 1:
+        flat = ~spread_rows(batch)
+        tracker.add_sum_count("reward/groups_without_spread_fraction", flat.sum(), batch.batch_size)
+    if "learn_mask" in batch:
+        dropped = batch.response_mask & ~batch.learn_mask
+        tracker.add_sum_count("train/tokens_left_out_fraction", dropped.sum(), batch.response_mask.sum())
     latencies = [reward.take_latency() for reward in trainer.rewards]
     tracker.add("reward/latency_ms", 1e3 * sum(latencies))
 
 
-def _measure_responses(trainer: Trainer, batch: RolloutBatch) -> None:
+def _measure_responses(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     tracker = trainer.tracker
     lengths = batch.response_lengths
     tracker.add_sum_count("rollout/throughput_tokens_per_sec", lengths.sum(), trainer.actor.generation_seconds)
@@ -82,8 +87,6 @@ def reference_kl(batch: RolloutBatch) -> Tensor:
 
 def rollout_table(batch: RolloutBatch) -> dict[str, list[Any]]:
     """Columns of the run folder's rollout table, one entry a rollout (B each)."""
-    mask = batch.response_mask
-    advantage = (batch.advantages * mask).sum(1) / mask.sum(1).clamp_min(1)
     table: dict[str, list[Any]] = {
         "row": batch.rows.tolist(),
         "group": batch.groups.tolist(),
@@ -96,16 +99,27 @@ def rollout_table(batch: RolloutBatch) -> dict[str, list[Any]]:
     table["response_length"] = batch.response_lengths.tolist()
     table["finish_reason"] = batch.finish_reasons
     table["policy_version"] = batch.policy_versions.tolist()
-    table["advantage"] = _numbers(advantage)
+    if "advantages" in batch:
+        mask = batch.response_mask
+        table["advantage"] = _numbers((batch.advantages * mask).sum(1) / mask.sum(1).clamp_min(1))
+    if "preferences" in batch:
+        table["preference"] = _numbers(batch.preferences)
     return table
+
+
+def pair_table(pairs: PreferenceBatch) -> dict[str, list[Any]]:
+    """Columns of the run folder's rollout table for pairs, one entry an answer (2N each), the chosen one first."""
+    batch = pairs.rollouts
+    return {
+        "row": batch.rows.tolist(),
+        "group": batch.groups.tolist(),
+        "prompt": batch.prompts,
+        "response": batch.responses,
+        "preference": _numbers(batch.preferences),
+        "response_length": batch.response_lengths.tolist(),
+    }
 
 
 def _numbers(values: Tensor) -> list[float | None]:
     """Plain numbers; None where a term abstained."""
     return [None if math.isnan(value) else value for value in values.to(torch.float64).tolist()]
-
-
-def devices_by_role(trainer: Trainer) -> dict[str, str]:
-    """Device of each role that keeps a model."""
-    controllers = (trainer.actor, trainer.critic, trainer.reference, *trainer.rewards)
-    return {c.role: c.device for c in controllers if c is not None and c.modules()}

@@ -1,4 +1,4 @@
-"""The controllers a trainer adds to a dataflow: mixing reward terms, scoring the policy, estimating advantages."""
+"""The controllers a trainer adds to a dataflow before advantages: mixing terms, scoring the policy, correcting it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-from rlkit.algorithms.advantages import gae, group_advantages, place_rewards
-from rlkit.algorithms.kl import kl_estimate
-from rlkit.algorithms.masked import masked_whiten
 from rlkit.batch import RolloutBatch
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.base import Controller
-from rlkit.fields import Field
+from rlkit.controllers.reward import RewardController
+from rlkit.generation.base import SamplingParams
+from rlkit.metrics import MetricsTracker
 from rlkit.rewards import RewardWeights, mix
-
-REWARD_VALID = Field("reward_valid", ("B",), "bool", "false where every reward term abstained: not learned from")
 
 
 class HasConfig(Protocol):
@@ -28,20 +24,28 @@ class HasConfig(Protocol):
 
 
 class RewardMix(Controller):
-    """Mixes the raw terms into `rewards` (B,) with the live weights. Raw terms stay in the batch as they are."""
+    """Mixes the raw terms into `rewards` (B,) with the live weights. Raw terms stay in the batch as they are.
+
+    Args:
+        terms: names of the terms.
+        weights: the weights in force.
+        normalization: "none", "batch" or "group" for each term; see `rlkit.rewards.mix`.
+    """
 
     role = "mixer"
     heavy = False
+    writes = ("rewards", "reward_valid")
 
-    def __init__(self, terms: Sequence[str], weights: RewardWeights) -> None:
+    def __init__(self, terms: Sequence[str], weights: RewardWeights, normalization: Mapping[str, str]) -> None:
         super().__init__("reward_mix")
         self.terms = tuple(terms)
         self.weights = weights
-        self.reads = tuple(f"reward/{term}" for term in self.terms)
-        self.writes = ("rewards", REWARD_VALID)
+        self.normalization = dict(normalization)
+        self.reads = (*(f"reward/{term}" for term in self.terms), "groups")
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
-        rewards, valid = mix({term: batch[f"reward/{term}"] for term in self.terms}, self.weights.current)
+        terms = {term: batch[f"reward/{term}"] for term in self.terms}
+        rewards, valid = mix(terms, self.weights.current, normalization=self.normalization, groups=batch.groups)
         return {"rewards": rewards, "reward_valid": valid}
 
 
@@ -67,75 +71,78 @@ class PolicyScores(Controller):
             return {"logprobs": self.actor.scores(batch, self.live.config.temperature).logprobs}
 
 
-class _Rewarded(Controller):
-    """What both estimators share: the reward on a response's last token, and the KL penalty on every token.
+class RolloutCorrection(Controller):
+    """Weights and rejections (B,T) where the trainer's policy gives other probabilities than the sampler's."""
+
+    role = "correction"
+    heavy = False
+    reads = ("logprobs", "rollout_logprobs", "response_mask")
+    writes = ("correction_weights", "correction_mask")
+
+    def __init__(self, live: HasConfig, tracker: MetricsTracker) -> None:
+        super().__init__("rollout_correction")
+        self.live, self.tracker = live, tracker
+
+    def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
+        config = self.live.config
+        floor, threshold, band = config.correction_floor, config.correction_threshold, config.rejection_band
+        rejects, by_band = config.rejection != "none", config.rejection_kind == "k1"
+        correction = rollout_correction(
+            batch.logprobs,
+            batch.rollout_logprobs,
+            batch.response_mask,
+            weights=config.correction_weights,
+            threshold=threshold,
+            icepop=None if floor is None else (floor, threshold),
+            normalise=config.correction_normalise,
+            rejection=config.rejection,
+            rejection_kind=config.rejection_kind,
+            rejection_band=(1 / band, band) if rejects and by_band else None,
+            rejection_limit=config.rejection_limit if rejects and not by_band else None,
+        )
+        for name, (total, count) in correction.metrics.items():
+            self.tracker.add_sum_count(f"correction/{name}", total, count)
+        return {"correction_weights": correction.weights, "correction_mask": correction.mask}
+
+
+class GreedyBaseline(Controller):
+    """Reward (B,) of the greedy response to each prompt, which ReMax compares the sampled one with.
 
     Args:
-        live: holder of `kl_coef`, `kl_estimator` and what else the estimator reads.
-        penalised: whether the KL penalty is part of the reward, measured by `logprobs` and `ref_logprobs`.
+        actor: samples the greedy responses; once for each prompt, however many responses were sampled.
+        rewards: the terms that score them.
+        mixer: mixes the terms as it does those of the rollouts.
+        live: holder of the sampling settings.
     """
 
-    role = "advantage"
-    heavy = False
+    role = "baseline"
+    reads = ("input_ids", "attention_mask", "prompts", "columns", "groups", "generated_ids")
+    writes = ("reward_baselines",)
 
-    def __init__(self, live: HasConfig, penalised: bool) -> None:
-        super().__init__("advantages")
-        self.live = live
-        self.penalised = penalised
-        self.reads = ("rewards", REWARD_VALID.name, "response_mask")
-        if penalised:
-            self.reads += ("logprobs", "ref_logprobs")
+    def __init__(
+        self, actor: ActorController, rewards: Sequence[RewardController], mixer: RewardMix, live: HasConfig
+    ) -> None:
+        super().__init__("greedy_baseline")
+        self.actor, self.rewards, self.mixer, self.live = actor, list(rewards), mixer, live
 
-    def token_rewards(self, batch: RolloutBatch) -> Tensor:
-        """(B,T) rewards after the penalty was placed."""
-        config = self.live.config
-        kl = None
-        if self.penalised and config.kl_coef:
-            kl = kl_estimate(batch.logprobs, batch.ref_logprobs, config.kl_estimator)
-        return place_rewards(batch.rewards, batch.response_mask, kl, config.kl_coef)
-
-
-class GaeAdvantages(_Rewarded):
-    """PPO's advantages and returns (B,T) by generalised advantage estimation."""
-
-    writes = ("token_rewards", "advantages", "returns")
-
-    def __init__(self, live: HasConfig, penalised: bool) -> None:
-        super().__init__(live, penalised)
-        self.reads += ("values",)
+    @property
+    def device(self) -> str:
+        """The actor's device."""
+        return self.actor.device
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
-        config = self.live.config
-        token_rewards = self.token_rewards(batch)
-        mask = batch.response_mask
-        advantages, returns = gae(token_rewards, batch.values, mask, config.gamma, config.lam)
-        learned = loss_mask(batch)
-        if config.whiten_advantages and int(learned.sum()) > 1:
-            advantages = masked_whiten(advantages, learned)
-        return {"token_rewards": token_rewards, "advantages": advantages * learned, "returns": returns * mask}
+        _, row_of = torch.unique(batch.groups, return_inverse=True)
+        first = torch.full((int(row_of.max()) + 1,), len(batch), device=row_of.device)
+        first = first.scatter_reduce(0, row_of, torch.arange(len(batch), device=row_of.device), "amin")
+        prompts = batch.select(first)
+        names = ("input_ids", "attention_mask", "prompts", "columns", "groups")
+        greedy = RolloutBatch({name: prompts[name] for name in names})
+        greedy = greedy.with_fields(self.actor.sample_apart(greedy, self._sampling()))
+        for reward in self.rewards:
+            greedy = greedy.with_fields(reward.run(greedy))
+        return {"reward_baselines": self.mixer.run(greedy)["rewards"][row_of]}
 
-
-class GroupAdvantages(_Rewarded):
-    """GRPO's advantages (B,T): a response's reward against its group's mean (and standard deviation)."""
-
-    writes = ("token_rewards", "advantages")
-
-    def __init__(self, live: HasConfig, penalised: bool) -> None:
-        super().__init__(live, penalised)
-        self.reads += ("groups",)
-
-    def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
-        token_rewards = self.token_rewards(batch)
-        advantages = group_advantages(
-            token_rewards.sum(1),
-            batch.groups,
-            scale_by_std=self.live.config.scale_by_std,
-            valid=batch.reward_valid,
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=self.live.config.max_new_tokens, temperature=0.0, stop_token_ids=self.actor.stop_token_ids
         )
-        return {"token_rewards": token_rewards, "advantages": advantages.unsqueeze(1) * loss_mask(batch)}
-
-
-def loss_mask(batch: RolloutBatch) -> Tensor:
-    """(B,T) bool: sampled tokens of the rollouts that are learned from."""
-    mask: Tensor = batch.response_mask & batch.reward_valid.unsqueeze(1)
-    return mask

@@ -11,11 +11,11 @@ from rlkit.controllers.base import Controller
 from rlkit.controllers.critic import CriticController
 from rlkit.controllers.reference import ReferenceController
 from rlkit.dataflow import Dataflow
-from rlkit.trainers.base import Trainer
-from rlkit.trainers.nodes import GaeAdvantages
+from rlkit.trainers.estimators import GaeAdvantages
+from rlkit.trainers.rollouts import RolloutTrainer
 
 
-class PPOTrainer(Trainer):
+class PPOTrainer(RolloutTrainer):
     """Clipped policy updates with advantages from a critic by GAE.
 
         trainer = PPOTrainer(
@@ -27,7 +27,7 @@ class PPOTrainer(Trainer):
         trainer.step()
 
     The KL penalty against `reference`, if any, is subtracted from each token's reward unless `kl_placement` says
-    otherwise. Arguments and errors as for `Trainer`; the critic is required.
+    otherwise; `policy_loss` names another loss. Arguments and errors as for `RolloutTrainer`; the critic is required.
     """
 
     algorithm: ClassVar[str] = "ppo"
@@ -48,6 +48,6 @@ class PPOTrainer(Trainer):
             actor, reward_model, critic=critic, reference=reference, prompts=prompts, config=config, dataflow=dataflow
         )
 
-    def advantages(self) -> Controller:
+    def estimator(self) -> Controller:
         """Generalised advantage estimation from the critic's values."""
-        return GaeAdvantages(self, self.penalises_reward)
+        return GaeAdvantages(self, self.penalises_reward, self.corrects)

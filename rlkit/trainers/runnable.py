@@ -5,14 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rlkit.config import TrainerConfig
-from rlkit.controllers.reward import RewardController
-from rlkit.data import PromptSource
 from rlkit.dataflow import Dataflow
 from rlkit.errors import RunError
-from rlkit.reward_weights import RewardWeights
 from rlkit.runs.protocol import StepResult
 from rlkit.trainers.learner import Learner
 from rlkit.trainers.state import (
@@ -31,15 +28,19 @@ if TYPE_CHECKING:
 PACKAGES = ("rlkit-lab", "torch", "transformers", "tensordict", "peft")
 
 
+class Stateful(Protocol):
+    """A part of a trainer that training changes."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
+
+
 class Runnable(ABC):
     """The part of a trainer that a run folder and its driver deal with (`rlkit.runs.protocol.Trainable`)."""
 
     algorithm: ClassVar[str]
     config: TrainerConfig
     dataflow: Dataflow
-    rewards: list[RewardController]
-    weights: RewardWeights
-    prompts: PromptSource
     learner: Learner
     global_step: int
 
@@ -49,6 +50,10 @@ class Runnable(ABC):
     @abstractmethod
     def step(self) -> StepResult:
         """One optimizer iteration."""
+
+    @abstractmethod
+    def parts(self) -> dict[str, Stateful]:
+        """What keeps state beside the controllers, by its key in `state_dict`."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -85,7 +90,6 @@ class Runnable(ABC):
             "algorithm": self.algorithm,
             "config": self.config.to_dict(),
             "setting_specs": self.setting_specs(),
-            "reward_terms": [reward.name for reward in self.rewards],
             "controllers": {c.name: {"role": c.role, "device": str(c.device)} for c in self.dataflow.controllers},
             "versions": {name: version for name in PACKAGES if (version := _version(name))},
         }

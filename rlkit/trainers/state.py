@@ -23,10 +23,8 @@ def state_of(trainer: Runnable) -> dict[str, Any]:
     return {
         "global_step": trainer.global_step,
         "settings": {name: getattr(trainer.config, name) for name in TrainerConfig.live_fields()},
-        "reward_weights": trainer.weights.state_dict(),
-        "prompts": trainer.prompts.state_dict(),
         "controllers": {c.name: c.state_dict() for c in trainer.dataflow.controllers},
-        "learner": trainer.learner.state_dict(),
+        **{name: part.state_dict() for name, part in trainer.parts().items()},
     }
 
 
@@ -36,21 +34,16 @@ def load_state(trainer: Runnable, state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: keys are missing or unknown, or the controllers are not the same.
     """
-    _require_keys("trainer", state, state_of_keys())
+    parts = trainer.parts()
+    _require_keys("trainer", state, {"global_step", "settings", "controllers", *parts})
     controllers = {c.name: c for c in trainer.dataflow.controllers}
     _require_keys("controllers", state["controllers"], set(controllers))
     for name, controller in controllers.items():
         controller.load_state_dict(state["controllers"][name])
-    trainer.learner.load_state_dict(state["learner"])
-    trainer.prompts.load_state_dict(state["prompts"])
-    trainer.weights.load_state_dict(state["reward_weights"])
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
     trainer.config = trainer.config.replace_live(state["settings"])
     trainer.global_step = int(state["global_step"])
-
-
-def state_of_keys() -> set[str]:
-    """Keys of a trainer's state."""
-    return {"global_step", "settings", "reward_weights", "prompts", "controllers", "learner"}
 
 
 def frozen_state_of(trainer: Runnable) -> dict[str, Any]:

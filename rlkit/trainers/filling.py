@@ -1,0 +1,52 @@
+"""Dynamic sampling: sample on until every group of the batch has something to say (DAPO, Yu et al. 2025, 3.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlkit.batch import RolloutBatch
+
+if TYPE_CHECKING:
+    from rlkit.trainers.rollouts import RolloutTrainer
+
+
+def fill(trainer: RolloutTrainer) -> RolloutBatch:
+    """B rollouts of groups whose rewards differ, from at most `max_sampling_rounds` rounds of sampling.
+
+    When the rounds are over the batch is whatever was found, and groups without spread where nothing was. What belongs
+    to the whole batch (normalised rewards, advantages) is computed for the batch that is learned from.
+    """
+    config = trainer.config
+    wanted, kept, dropped, rounds = config.batch_size, [], 0, 0
+    batch = None
+    while sum(len(part) for part in kept) < wanted and rounds < config.max_sampling_rounds:
+        batch = trainer.pipeline.run(trainer.draw())
+        rounds += 1
+        useful = spread_rows(batch)
+        dropped += int((~useful).sum())
+        part = batch.select(useful)
+        part = part.with_fields({"groups": part.groups + rounds * config.prompts_per_step})
+        kept += [part] if len(part) else []
+    trainer.tracker.add("rollout/sampling_rounds", rounds)
+    trainer.tracker.add_sum_count("rollout/resampled_fraction", dropped, rounds * wanted)
+    assert batch is not None
+    if not kept:
+        return batch
+    whole = RolloutBatch.cat(kept, trainer.actor.pad_token_id)
+    whole = whole.select(slice(0, wanted))
+    whole = whole.with_fields(trainer.mixer.run(whole))
+    return whole.with_fields(trainer.last.run(whole))
+
+
+def spread_rows(batch: RolloutBatch) -> Tensor:
+    """(B,) bool: rollouts of groups in which two valid rewards differ."""
+    _, group = torch.unique(batch.groups, return_inverse=True)
+    edges = []
+    for reduction, limit in (("amin", float("inf")), ("amax", -float("inf"))):
+        start = batch.rewards.new_full((int(group.max()) + 1,), limit)
+        values = torch.where(batch.reward_valid, batch.rewards, start[group])
+        edges.append(start.scatter_reduce(0, group, values, reduction))
+    return (edges[0] < edges[1])[group]

@@ -1,0 +1,292 @@
+"""Trainers that learn from responses they sample: a declared dataflow plus a loss."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlkit.batch import RolloutBatch
+from rlkit.collate import DataCollector
+from rlkit.config import TrainerConfig
+from rlkit.controllers.actor import ActorController
+from rlkit.controllers.base import Controller
+from rlkit.controllers.critic import CriticController
+from rlkit.controllers.hosted import HostedController
+from rlkit.controllers.reference import ReferenceController
+from rlkit.controllers.reward import RewardController
+from rlkit.data import OPENINGS, PromptSource
+from rlkit.dataflow import Dataflow
+from rlkit.errors import ConfigError
+from rlkit.pipeline import Pipeline
+from rlkit.rewards import RewardWeights
+from rlkit.schedules import adapt_kl_coef
+from rlkit.trainers.assemble import as_rewards, complete, normalization_of
+from rlkit.trainers.base import LivePart, Trainer, new_learner
+from rlkit.trainers.filling import fill
+from rlkit.trainers.learner import Lesson
+from rlkit.trainers.measure import measure, reference_kl, rollout_table
+from rlkit.trainers.nodes import GreedyBaseline, PolicyScores, RewardMix, RolloutCorrection
+from rlkit.trainers.objectives import PolicyObjective
+from rlkit.trainers.runnable import Stateful
+
+RewardOfStep = Callable[[int], RewardController]
+
+
+class RolloutTrainer(Trainer):
+    """What trainers on sampled responses share: sampling through the dataflow, rewards, evaluation.
+
+    Args:
+        actor: the policy to train.
+        reward_model: one reward or several: a RewardController, a callable, a dictionary of term name to reward, or a
+            list of rewards or `(reward, weight)` pairs.
+        critic: the value function, for algorithms that use one.
+        reference: the policy the KL penalty is measured against.
+        prompts: texts, chats, rows with a "prompt", a `datasets.Dataset`, a path to JSONL or Parquet, or a
+            `Curriculum`; None takes rlkit's own short openings.
+        config: a TrainerConfig, or a dictionary of its fields over the algorithm's own defaults.
+        dataflow: connections of one's own (and controllers of one's own); the trainer adds what is missing.
+
+    Raises:
+        ConfigError: an unknown key (the nearest name is suggested), a value out of range, or a combination that cannot
+            learn.
+        DataError: an empty prompt, or one that does not fit the model's context.
+        DataflowError: the controllers do not fit together; names the controller and the field.
+        ModelError: critic or reference read other tokens than the actor writes.
+    """
+
+    def __init__(
+        self,
+        actor: ActorController,
+        reward_model: Any = None,
+        *,
+        critic: CriticController | None = None,
+        reference: ReferenceController | None = None,
+        prompts: Any = None,
+        config: TrainerConfig | Mapping[str, Any] | None = None,
+        dataflow: Dataflow | None = None,
+    ) -> None:
+        super().__init__(actor, critic=critic, reference=reference, config=config)
+        self.rewards, weights = as_rewards(reward_model)
+        self.weights = RewardWeights(weights)
+        if self.config.reward_weights is not None:
+            self.weights.set(self.config.reward_weights)
+        self._user_dataflow = dataflow
+        self._reward_of_step: RewardOfStep | None = None
+        self.place()
+        self.prompts = PromptSource(
+            OPENINGS if prompts is None else prompts,
+            actor.tokenizer,
+            seed=self.config.seed,
+            max_prompt_length=self.longest_prompt(),
+        )
+        actor.learns_from = self.actor_learns_from
+        if critic is not None:
+            critic.bootstraps = self.config.bootstrap_truncated
+        self.dataflow = self._assemble()
+        self.learner = new_learner(self)
+
+    actor_learns_from: tuple[str, ...] = ("advantages",)
+
+    # What an algorithm is made of
+
+    @abstractmethod
+    def estimator(self) -> Controller:
+        """The controller that turns rewards into what the actor learns from."""
+
+    def lessons(self, batch: RolloutBatch) -> list[Lesson]:
+        """What is learned from a batch of rollouts."""
+        return [Lesson(self.policy_objective(), batch)]
+
+    def policy_objective(self) -> PolicyObjective:
+        """The policy loss, with the value loss of the critic if there is one."""
+        engines = self.learner.engines
+        return PolicyObjective(self, self.actor, self.critic, engines["policy"], engines.get("critic"), self.tracker)
+
+    def check(self) -> None:
+        self.check_settings(self.config)
+
+    def check_settings(self, config: TrainerConfig) -> None:
+        if config.kl_coef and self.reference is None:
+            raise ConfigError(
+                f"kl_coef={config.kl_coef} needs a reference to measure the KL against, and this trainer has none: "
+                "reference=ReferenceController(actor)"
+            )
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates made in one step."""
+        minibatch = self.config.minibatch_size or self.config.batch_size
+        return self.config.ppo_epochs * -(-self.config.batch_size // minibatch)
+
+    @property
+    def needs_policy_scores(self) -> bool:
+        """Whether log-probs before the update must be computed in a forward pass of their own.
+
+        With a single update a step they equal those of that update, and no pass is needed. A critic on the actor's
+        trunk gives them in its own pass.
+        """
+        if self.critic is not None and self.critic.trunk is not None:
+            return False
+        return self.updates_per_step > 1 or self.penalises_reward or self.corrects
+
+    @property
+    def penalises_reward(self) -> bool:
+        """Whether the KL penalty, if any, is part of the reward."""
+        return self.reference is not None and self.config.kl_placement == "reward"
+
+    @property
+    def corrects(self) -> bool:
+        """Whether differences between trainer and sampler are corrected or rejected."""
+        return self.config.correction_weights != "none" or self.config.rejection != "none"
+
+    def hosted(self) -> list[HostedController]:
+        others = (self.critic, self.reference, *self.rewards)
+        return [self.actor, *(controller for controller in others if controller is not None)]
+
+    def parts(self) -> dict[str, Stateful]:
+        return {"reward_weights": self.weights, "prompts": self.prompts, "learner": self.learner}
+
+    def live_parts(self) -> dict[str, LivePart]:
+        return {"reward_weights": self.weights}
+
+    def sources(self) -> Sequence[Stateful]:
+        return [self.prompts]
+
+    # Steps
+
+    def gather(self) -> tuple[RolloutBatch, list[Lesson]]:
+        with self.tracker.span("rollout"):
+            batch = fill(self) if self.config.dynamic_sampling else self.pipeline.run(self.draw())
+        return batch, self.lessons(batch)
+
+    def measure(self, batch: RolloutBatch) -> None:
+        measure(self, batch)
+
+    def table(self, batch: RolloutBatch) -> dict[str, list[Any]]:
+        return rollout_table(batch)
+
+    def after(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> None:
+        """Moves an adaptive KL coefficient towards its target."""
+        if self.config.kl_target is None or self.reference is None:
+            return
+        kl = float(reference_kl(batch).sum()) / batch.batch_size
+        coef = adapt_kl_coef(self.config.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, batch.batch_size)
+        self.config = self.config.replace_live({"kl_coef": coef})
+
+    def follow_settings(self) -> None:
+        super().follow_settings()
+        if self._reward_of_step is not None:
+            self._take_rewards([self._reward_of_step(self.global_step)])
+
+    def evaluate(self, prompts: Any = None, *, count: int | None = None) -> RolloutBatch:
+        """Samples and scores without learning; leaves prompts, random state and weights as they were.
+
+        Args:
+            prompts: as for the trainer; None takes the trainer's own, from where it stands.
+            count: prompts to draw; None takes `prompts_per_step`.
+        """
+        self.require_own_state()
+        self.follow_settings()
+        source = self.prompts
+        if prompts is not None:
+            source = PromptSource(prompts, self.actor.tokenizer, seed=0, max_prompt_length=self.longest_prompt())
+        before = (source.state_dict(), self.actor.rng.get_state())
+        try:
+            return self.pipeline.run(self.draw(source, count))
+        finally:
+            source.load_state_dict(before[0])
+            self.actor.rng.set_state(before[1])
+            self.tracker.flush(self.global_step)
+
+    def draw(self, source: PromptSource | None = None, count: int | None = None) -> RolloutBatch:
+        """The next prompts, each repeated `group_size` times, on the actor's device."""
+        rows = (source or self.prompts).next(count or self.config.prompts_per_step)
+        batch = RolloutBatch(
+            {
+                **DataCollector(self.actor.pad_token_id).collate_prompts([row.ids for row in rows]),
+                "prompts": [row.text for row in rows],
+                "columns": [row.columns for row in rows],
+                "rows": torch.tensor([row.index for row in rows]),
+                "groups": torch.arange(len(rows)),
+            }
+        )
+        return batch.select(torch.arange(len(rows)).repeat_interleave(self.config.group_size)).to(self.actor.device)
+
+    # Rewards
+
+    def set_reward_controller(self, reward: RewardController | RewardOfStep) -> None:
+        """Makes one reward the only one, from the next step on.
+
+        Args:
+            reward: a RewardController, or a function of the step that returns one.
+        """
+        if isinstance(reward, RewardController):
+            self._reward_of_step = None
+            self._take_rewards([reward])
+        elif callable(reward):
+            self._reward_of_step = reward
+            self._take_rewards([reward(self.global_step)])
+        else:
+            raise ConfigError(f"expected a RewardController or a function of the step, got {type(reward).__name__}")
+
+    def set_multi_reward_controllers(self, rewards: list[tuple[RewardController, float]]) -> None:
+        """Replaces all rewards by these, with their weights, from the next step on."""
+        controllers, weights = as_rewards(rewards)
+        self._reward_of_step = None
+        self._take_rewards(controllers, weights)
+
+    def _take_rewards(self, rewards: list[RewardController], weights: Mapping[str, float] | None = None) -> None:
+        if weights is None and [id(r) for r in rewards] == [id(r) for r in self.rewards]:
+            return
+        before = (self.rewards, self.weights)
+        known = self.weights.current
+        self.rewards = rewards
+        self.weights = RewardWeights(weights or {r.name: known.get(r.name, 1.0) for r in rewards})
+        try:
+            self.place()
+            self.dataflow = self._assemble()
+        except BaseException:
+            self.rewards, self.weights = before
+            raise
+
+    def setting_specs(self) -> dict[str, dict[str, Any]]:
+        """For each live setting its type, bounds and description."""
+        return {
+            **TrainerConfig.live_specs(),
+            "reward_weights": {
+                "type": "weights",
+                "min": None,
+                "max": None,
+                "doc": "Weight of each reward term in the reward that is optimised.",
+            },
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "reward_terms": [reward.name for reward in self.rewards]}
+
+    # Graph
+
+    def _assemble(self) -> Dataflow:
+        terms = [reward.name for reward in self.rewards]
+        self.mixer = RewardMix(terms, self.weights, normalization_of(self.config, terms))
+        self.last = self.estimator()
+        scorers: list[Controller] = [self.reference] if self.reference is not None else []
+        if self.needs_policy_scores:
+            scorers.append(PolicyScores(self.actor, self))
+        if self.config.advantage_estimator == "remax" and self.critic is None:
+            scorers.append(GreedyBaseline(self.actor, self.rewards, self.mixer, self))
+        dataflow = complete(
+            self._user_dataflow,
+            self.actor,
+            self.rewards,
+            [self.critic] if self.critic is not None else [],
+            scorers,
+            self.mixer,
+            RolloutCorrection(self, self.tracker) if self.corrects else None,
+            self.last,
+        )
+        self.pipeline = Pipeline(dataflow, self.tracker)
+        return dataflow

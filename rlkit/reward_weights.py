@@ -1,41 +1,103 @@
 """The weights that mix reward terms into one reward, changeable while training goes on."""
 
+from __future__ import annotations
+
 import difflib
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlkit.errors import CheckpointError, ConfigError
 
-__all__ = ["RewardWeights", "mix"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Normalization", "RewardWeights", "mix", "normalized"]
+
+Normalization = Literal["none", "batch", "group"]
+"""What a term is measured against before it is weighted: nothing, the batch, or the responses to the same prompt."""
 
 
-def mix(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[Tensor, Tensor]:
-    """Weighted sum of reward terms.
+def mix(
+    terms: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    *,
+    normalization: Mapping[str, Normalization] | None = None,
+    groups: Tensor | None = None,
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of reward terms, each normalised first where that is asked for.
+
+        R = sum_k w_k N_k(r_k)
+
+    With "group" for every term this is GDPO's order (Liu et al. 2026, arXiv:2601.05242), normalise, then sum: a loud
+    term does not drown the others, and different combinations of terms stay different. Without, terms are summed as
+    they are, and what is normalised afterwards is their sum.
 
     Args:
         terms: raw reward (B,) per term, NaN where the term abstained.
         weights: weight per term, the same names.
+        normalization: "none", "batch" or "group" per term, see `normalized`; "none" for terms left out.
+        groups: (B,) int64, equal for responses to one prompt; needed for "group".
+        eps: added to the standard deviation.
 
     Returns:
-        rewards (B,) float32, an abstained term contributing 0, and valid (B,) bool, false where all terms abstained.
+        rewards (B,) of the terms' dtype, an abstained term contributing 0, and valid (B,) bool, false where all terms
+        abstained.
 
     Raises:
-        ConfigError: no terms, or terms and weights have different names.
+        ConfigError: no terms; weights for other names, or normalization for a name that is no term; an unknown
+            normalization; "group" without `groups`.
     """
+    import torch
+
     if not terms or set(terms) != set(weights):
         raise ConfigError(f"mixing needs one weight per reward term; terms {sorted(terms)}, weights {sorted(weights)}")
+    kinds = normalization or {}
+    if unknown := sorted(set(kinds) - set(terms)):
+        raise ConfigError(f"normalization names {unknown}, which are no reward terms; terms are {sorted(terms)}")
     first = next(iter(terms.values()))
     rewards, valid = torch.zeros_like(first), torch.zeros_like(first, dtype=torch.bool)
     for name, term in terms.items():
         given = ~term.isnan()
-        rewards = rewards + weights[name] * torch.where(given, term, torch.zeros_like(term))
+        rewards = rewards + weights[name] * normalized(term, kinds.get(name, "none"), groups, eps)
         valid = valid | given
     return rewards, valid
+
+
+def normalized(term: Tensor, kind: Normalization, groups: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """A reward term (B,) as it enters the sum, 0 where it abstained.
+
+        batch:  (r - mean) / (std + eps)    over all samples that the term did not abstain from
+        group:  the same within each group
+
+    The standard deviation has Bessel's correction. No spread, or a single sample, gives 0.
+
+    Args:
+        term: (B,) raw reward, NaN where the term abstained.
+        kind: "none", "batch" or "group".
+        groups: (B,) int64, equal for responses to one prompt; needed for "group".
+        eps: added to the standard deviation.
+
+    Raises:
+        ConfigError: another kind, or "group" without `groups`.
+    """
+    import torch
+
+    from rlkit.algorithms.advantages import group_advantages
+
+    given = ~term.isnan()
+    if kind == "none":
+        return torch.where(given, term, torch.zeros_like(term))
+    if kind == "batch":
+        # The whole batch as one group.
+        return group_advantages(term, torch.zeros_like(term, dtype=torch.int64), valid=given, eps=eps)
+    if kind != "group":
+        raise ConfigError(f"normalization must be 'none', 'batch' or 'group', given {kind!r}")
+    if groups is None:
+        raise ConfigError("normalization 'group' needs to know which responses belong to one prompt: pass groups (B,)")
+    return group_advantages(term, groups, valid=given, eps=eps)
 
 
 class RewardWeights:

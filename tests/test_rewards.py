@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from rlkit.algorithms.advantages import group_advantages
-from rlkit.errors import RewardError
-from rlkit.rewards import RewardFunction, mix
+from rlkit.errors import ConfigError, RewardError
+from rlkit.rewards import RewardFunction, mix, overlong_penalty
 
 PROMPTS, RESPONSES = ["p0", "p1", "p2", "p3"], ["a", "bb", "ccc", "dddd"]
 COLUMNS: list[dict[str, Any]] = [{"answer": i, "level": "easy"} for i in range(4)]
@@ -139,20 +139,52 @@ def test_parameters_that_cannot_be_filled_are_refused_at_once(fn: Any, message: 
     assert callable(fn) is ("Accepted are f(responses, ...)" in str(caught.value))
 
 
-def test_async_functions_and_bad_names_are_refused() -> None:
-    async def judge(response: str) -> float:
-        return 1.0
-
-    class Judge:
-        async def __call__(self, response: str) -> float:
-            return 1.0
-
-    for fn in (judge, Judge()):
-        with pytest.raises(RewardError, match=r"async function; expected a plain one"):
-            RewardFunction(fn)
+def test_bad_names_are_refused() -> None:
     for name in ("", "a/b"):
         with pytest.raises(RewardError, match="needs a name without '/'"):
             RewardFunction(len, name)
+
+
+def test_async_functions_are_known_by_every_way_of_writing_them() -> None:
+    async def judge(response: str) -> float:
+        return len(response) / 2
+
+    class Judge:
+        async def __call__(self, response: str) -> float:
+            return len(response) / 2
+
+    for fn in (judge, Judge(), functools.partial(judge)):
+        assert RewardFunction(fn).is_async
+        assert _score(fn) == [0.5, 1.0, 1.5, 2.0]
+    assert not RewardFunction(len).is_async
+    with pytest.raises(RewardError, match="'reward' returned a coroutine; write it as `async def`"):
+        _score(lambda response: judge(response))
+
+
+def test_lengths_and_finish_reasons_are_given_to_whoever_asks() -> None:
+    given = (PROMPTS, RESPONSES, COLUMNS, [3, 1, 4, 1], ["stop", "length", "stop", "stop"])
+
+    def cut(response_length: int, finish_reason: str) -> float:
+        return -response_length if finish_reason == "length" else response_length
+
+    def batched(responses: list[str], response_lengths: list[int], finish_reasons: list[str]) -> list[float]:
+        return [n + len(r) * (why == "stop") for r, n, why in zip(responses, response_lengths, finish_reasons)]
+
+    assert RewardFunction(cut).score(*given) == [3.0, -1.0, 4.0, 1.0]
+    assert RewardFunction(batched).score(*given) == [4.0, 1.0, 7.0, 5.0]
+    assert RewardFunction(cut).needs == {"response_length", "finish_reason"}
+    assert RewardFunction(batched).needs == {"response", "response_length", "finish_reason"}
+    assert RewardFunction(lambda text: 0).needs == set()
+    with pytest.raises(RewardError, match="'cut' asks for 'response_length', which was not given"):
+        _score(cut)
+    assert _score(lambda response, response_length=7: response_length) == [7.0] * 4
+
+
+def test_a_length_comes_from_the_rollout_though_the_dataset_has_a_column_of_that_name() -> None:
+    reward = RewardFunction(lambda response_length, **columns: response_length + 100 * ("response_length" in columns))
+    assert reward.score(["p"], ["r"], [{"response_length": 9}], [2]) == [2.0]
+    with pytest.raises(RewardError, match="which was not given"):
+        reward.score(["p"], ["r"], [{"response_length": 9}])
 
 
 def test_a_column_that_the_data_lacks_is_named() -> None:
@@ -246,8 +278,26 @@ def test_r13_abstentions_end_in_finite_advantages() -> None:
 
 
 def test_lists_of_different_lengths_are_refused() -> None:
-    with pytest.raises(RewardError, match="given 1, 2 and 0"):
+    with pytest.raises(RewardError, match=r"given 2 responses and \{'prompts': 1, 'columns': 0\}"):
         RewardFunction(len).score(["p"], ["a", "b"], [])
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"),
+    [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (99, -0.95), (100, -1.0), (101, -1.0), (500, -1.0)],
+)
+def test_overlong_penalty_by_hand(length: int, penalty: float) -> None:
+    """DAPO eq. 13 with L_max = 100 and L_cache = 20: (80 - n) / 20 between 80 and 100."""
+    reward = RewardFunction(overlong_penalty(100, 20))
+    assert (reward.name, reward.needs) == ("overlong_penalty", {"response_length"})
+    assert reward.score(["p"], ["r"], [{}], [length])[0] == pytest.approx(penalty)
+    assert overlong_penalty(100, 20, weight=0.5)(length) == pytest.approx(penalty / 2)
+
+
+def test_an_overlong_penalty_needs_a_buffer_within_the_length() -> None:
+    for buffer in (0, -1, 101):
+        with pytest.raises(ConfigError, match="1 <= buffer <= max_length"):
+            overlong_penalty(100, buffer)
 
 
 # Identity

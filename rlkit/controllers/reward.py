@@ -15,10 +15,12 @@ from rlkit.controllers.hosted import HostedController
 from rlkit.controllers.scorers import ClassifierScorer, Judge, JudgeScorer, TextBatcher, is_causal
 from rlkit.device_map import DeviceMap
 from rlkit.engines.models import load_causal_lm, load_sequence_classifier, load_tokenizer
-from rlkit.errors import RewardError
-from rlkit.rewards import RewardFunction
+from rlkit.errors import ConfigError, RewardError
+from rlkit.rewards import RewardCaller, RewardFunction
+from rlkit.rewards.caller import OnError
 
-RESERVED_TERMS = ("mean", "std", "latency_ms")
+RESERVED_TERMS = ("mean", "std", "latency_ms", "timeouts", "errors")
+_NEEDED_FIELDS = {"response_length": "response_mask", "finish_reason": "finish_reasons"}
 
 
 class RewardController(HostedController):
@@ -33,17 +35,26 @@ class RewardController(HostedController):
         label: which output of a classifier with several is the score (its probability).
         judge: how a causal language model is asked.
         max_length: tokens a model reads at most; longer text loses its beginning.
-        batch_size: texts in one forward pass of a model.
+        batch_size: texts in one forward pass of a model (16 when left out); of a batched function, samples in one call
+            (all when left out).
+        timeout: seconds that a call of a function may take. A plain function is then called in a process, which can be
+            ended; an async one is cancelled. A per-sample function has one call a sample.
+        workers: processes that call a plain function, for slow ones.
+        on_error: what a call of a function that raises, takes too long or gives no reward comes to. "raise" ends the
+            step with a RewardError; "abstain" gives its samples NaN, logs them by name and counts them in
+            `take_failures`.
+        max_concurrent: calls of an async function that are awaited at the same time.
         device_map: where a model lives; None takes the actor's device.
         **from_pretrained: passed on when `model` is a name.
 
     Raises:
         ModelError: a name loads a model without a score head and `judge` was not given.
         RewardError: the callable's parameters cannot be filled, or the name is reserved.
+        ConfigError: an option is out of range, or is one for functions and a model was given.
     """
 
     role = "reward"
-    reads = ("prompts", "responses", "columns")
+    reads: tuple[str, ...] = ("prompts", "responses", "columns")
 
     def __init__(
         self,
@@ -54,22 +65,38 @@ class RewardController(HostedController):
         label: int | None = None,
         judge: Judge | None = None,
         max_length: int = 2048,
-        batch_size: int = 16,
+        batch_size: int | None = None,
+        timeout: float | None = None,
+        workers: int = 0,
+        on_error: OnError = "raise",
+        max_concurrent: int = 16,
         device_map: DeviceMap | None = None,
         **from_pretrained: Any,
     ) -> None:
         self.model: nn.Module | None = None
+        self.caller: RewardCaller | None = None
         self.scorer: RewardFunction | ClassifierScorer | JudgeScorer
         if isinstance(model, nn.Module | str) or hasattr(model, "__fspath__"):
+            if timeout is not None or workers or on_error != "raise":
+                raise ConfigError("timeout, workers and on_error are for reward functions; a model takes none of them")
             load = load_causal_lm if judge is not None else load_sequence_classifier
             self.model = module_of(model, load, from_pretrained).requires_grad_(False).eval()  # type: ignore[arg-type]
             tokenizer = tokenizer if tokenizer is not None else load_tokenizer(self.model)
-            batcher = TextBatcher(self.model, tokenizer, max_length, batch_size)
+            batcher = TextBatcher(self.model, tokenizer, max_length, 16 if batch_size is None else batch_size)
             judged = judge is not None or is_causal(self.model)
             self.scorer = JudgeScorer(batcher, judge or Judge()) if judged else ClassifierScorer(batcher, label)
         elif callable(model):
             self.scorer = RewardFunction(model, name)
             name = self.scorer.name
+            self.caller = RewardCaller(
+                self.scorer,
+                timeout=timeout,
+                workers=workers,
+                on_error=on_error,
+                batch_size=batch_size,
+                max_concurrent=max_concurrent,
+            )
+            self.reads += tuple(field for need, field in _NEEDED_FIELDS.items() if need in self.scorer.needs)
         else:
             raise RewardError(f"a reward must be a callable, a model or a path, got {type(model).__name__}")
         super().__init__(name or "reward")
@@ -92,10 +119,17 @@ class RewardController(HostedController):
         """Scores (B,) of the batch's responses.
 
         Raises:
-            RewardError: the scores are of the wrong number or no finite numbers; names the term and the sample.
+            RewardError: the scores are of the wrong number or no finite numbers, or a function raised or took too long
+                (see `on_error`); names the term and the sample.
         """
         started = time.perf_counter()
-        scores = self.scorer.score(batch.prompts, batch.responses, batch.columns)
+        texts = (batch.prompts, batch.responses, batch.columns)
+        if self.caller is not None:
+            lengths = batch.response_lengths.tolist() if "response_mask" in self.reads else None
+            reasons = batch.finish_reasons if "finish_reasons" in self.reads else None
+            scores = self.caller.score(*texts, lengths, reasons)
+        else:
+            scores = self.scorer.score(*texts)
         self._seconds += time.perf_counter() - started
         return {self.field: torch.tensor(scores, dtype=torch.float32)}
 
@@ -103,6 +137,15 @@ class RewardController(HostedController):
         """Seconds spent scoring since the last call."""
         taken, self._seconds = self._seconds, 0.0
         return taken
+
+    def take_failures(self) -> dict[str, int]:
+        """Samples whose call failed since the last time this was asked: {"timeouts": n, "errors": m}."""
+        return {"timeouts": 0, "errors": 0} if self.caller is None else self.caller.take_failures()
+
+    def close(self) -> None:
+        """Ends the processes or the event loop of a function; scoring again starts them anew."""
+        if self.caller is not None:
+            self.caller.close()
 
     def frozen_state_dict(self) -> dict[str, Any]:
         """Weights that are stored once for a whole run; none for a callable."""

@@ -1,5 +1,7 @@
 """Reward terms: Python functions called with what their parameters ask for, and their answers checked."""
 
+from __future__ import annotations
+
 import difflib
 import functools
 import hashlib
@@ -12,19 +14,17 @@ from types import CodeType
 from typing import Any
 
 from rlkit.errors import RewardError
-from rlkit.reward_weights import RewardWeights, mix
+from rlkit.rewards.calls import Call
 
-__all__ = ["RewardFunction", "RewardWeights", "mix"]
+__all__ = ["RewardFunction"]
 
-_PLURAL = ("prompts", "responses")
-_SINGULAR = ("prompt", "response")
+_PLURAL = ("prompts", "responses", "response_lengths", "finish_reasons")
+_SINGULAR = ("prompt", "response", "response_length", "finish_reason")
 _ACCEPTED = (
     "Accepted are f(responses, ...) or f(prompts, responses, ...), called once with lists; f(response, ...) or "
     "f(prompt, response, ...), called per sample; and f(x) with one parameter, called per sample with the response. "
-    "In place of ... may stand names of dataset columns and **columns"
+    "In place of ... may stand names of dataset columns and **columns, and response_length(s) or finish_reason(s)"
 )
-
-
 _LARGEST = 3.4028234663852886e38
 """Rewards are stored as float32, in which anything larger is infinite."""
 
@@ -36,12 +36,14 @@ class RewardFunction:
     sample. `prompt` and `response` (text) make it per-sample: called for each, it returns one number. Further
     parameters are columns of the dataset (lists when batched); one with a default may be missing there. `**columns`
     takes all columns that are left. A single required parameter of any other name receives the response, per sample.
+    `response_length` (tokens, int) and `finish_reason` ("stop" or "length") may be asked for per sample, and
+    `response_lengths` and `finish_reasons` batched.
 
     A number is a bool, int, float, numpy scalar or 0-d tensor, finite. None means that the function abstains from the
     sample: the term has no part in it and the sample none in the term's statistics.
 
     Args:
-        fn: a function, method, partial, or object with `__call__`; not `async`.
+        fn: a function, method, partial, or object with `__call__`, also an `async` one.
         name: of the term; the function's own name when left out ("reward" for a lambda).
 
     Raises:
@@ -55,10 +57,8 @@ class RewardFunction:
         self.name = _name_of(fn) if name is None else name
         if not self.name or "/" in self.name:
             raise RewardError(f"a reward term needs a name without '/', given {self.name!r}")
-        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
-            raise RewardError(
-                f"reward {self.name!r} is an async function; expected a plain one that returns the reward"
-            )
+        self.is_async = any(map(inspect.iscoroutinefunction, (fn, getattr(fn, "__call__", None))))  # noqa: B004
+        """True when calls are to be awaited."""
         self.source_hash = _source_hash(fn)
         """16 hex digits that change with the function's source."""
         self._read_parameters()
@@ -92,45 +92,77 @@ class RewardFunction:
         """True when the function is called once with lists."""
         self._parameters = {n: n in required for n in names if n != self._lone}
         self._takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.needs = frozenset(_SINGULAR[_PLURAL.index(n)] if self.batched else n for n in (*plural, *singular))
+        """Which of "prompt", "response", "response_length" and "finish_reason" the function asks for."""
 
     def score(
-        self, prompts: Sequence[str], responses: Sequence[str], columns: Sequence[Mapping[str, Any]]
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        columns: Sequence[Mapping[str, Any]],
+        response_lengths: Sequence[int] | None = None,
+        finish_reasons: Sequence[str] | None = None,
     ) -> list[float]:
-        """The reward of each sample, NaN where the function abstained.
+        """The reward of each sample, NaN where the function abstained. Args and errors: see `RewardCaller.score`."""
+        from rlkit.rewards.caller import RewardCaller
 
-        Args:
-            prompts, responses: text, one per sample.
-            columns: dataset columns of each sample; one that some samples lack is None for them.
+        with RewardCaller(self) as caller:
+            return caller.score(prompts, responses, columns, response_lengths, finish_reasons)
+
+    def calls(
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        columns: Sequence[Mapping[str, Any]],
+        response_lengths: Sequence[int] | None = None,
+        finish_reasons: Sequence[str] | None = None,
+        batch_size: int | None = None,
+    ) -> list[Call]:
+        """The calls to make: one a sample, or when batched one for every `batch_size` samples.
 
         Raises:
-            RewardError: a column the function asks for is missing, the function raised, or its answer has the wrong
-                length, type, or is not finite. Names the function and the sample.
+            RewardError: the arguments differ in length, or the function asks for something that is not there.
         """
-        if not len(prompts) == len(responses) == len(columns):
+        given = {"prompts": prompts, "responses": responses, "response_lengths": response_lengths}
+        texts = {name: list(v) for name, v in (given | {"finish_reasons": finish_reasons}).items() if v is not None}
+        count = len(responses)
+        if odd := {
+            name: len(values) for name, values in (*texts.items(), ("columns", columns)) if len(values) != count
+        }:
             raise RewardError(
-                f"reward {self.name!r} needs one prompt, response and column dict per sample, given "
-                f"{len(prompts)}, {len(responses)} and {len(columns)}"
+                f"reward {self.name!r} needs one entry per sample of everything, given {count} responses and {odd}"
             )
-        if not responses:
+        if not count:
             return []
-        arguments = self._arguments(prompts, responses, columns)
+        known = texts if self.batched else {_SINGULAR[_PLURAL.index(name)]: v for name, v in texts.items()}
+        arguments = self._arguments(known, columns)
         if self.batched:
-            return self._checked(self._call(arguments, None), len(responses))
-        scores = []
+            size = batch_size or count
+            return [self._batch_call(arguments, range(i, min(i + size, count)), count) for i in range(0, count, size)]
+        calls = []
         for index, response in enumerate(responses):
-            sample = {name: values[index] for name, values in arguments.items()}
-            lone = [response] if self._lone else []
-            scores.append(self._number(self._call(sample, index, *lone), index))
-        return scores
+            named = {name: values[index] for name, values in arguments.items()}
+            if self._lone and not self._positional:
+                named = {self._lone: response} | named
+            positional = (response,) if self._positional else ()
+            calls.append(Call(range(index, index + 1), named, positional, f" on sample {index}"))
+        return calls
 
-    def _arguments(
-        self, prompts: Sequence[str], responses: Sequence[str], columns: Sequence[Mapping[str, Any]]
-    ) -> dict[str, list[Any]]:
+    def _batch_call(self, arguments: Mapping[str, list[Any]], rows: range, count: int) -> Call:
+        named = {name: values[rows.start : rows.stop] for name, values in arguments.items()}
+        return Call(rows, named, where="" if len(rows) == count else f" on samples {rows[0]} to {rows[-1]}")
+
+    def _arguments(self, texts: Mapping[str, list[Any]], columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         """List of values per parameter name."""
-        texts = dict(zip(_PLURAL if self.batched else _SINGULAR, (list(prompts), list(responses)), strict=True))
-        present = {name: None for row in columns for name in row}
+        own = _PLURAL if self.batched else _SINGULAR
+        present = {name: None for row in columns for name in row if name not in own}
         wanted = [n for n in self._parameters if n not in texts and (n in present or self._parameters[n])]
         for name in wanted:
+            if name in own:
+                raise RewardError(
+                    f"reward {self.name!r} asks for {name!r}, which was not given with these responses; pass it along, "
+                    "or give the parameter a default"
+                )
             if name not in present:
                 known = ", ".join(map(repr, present)) or "none"
                 raise RewardError(
@@ -142,17 +174,16 @@ class RewardFunction:
         given = {name: values for name, values in texts.items() if name in self._parameters}
         return given | {name: [row.get(name) for row in columns] for name in wanted}
 
-    def _call(self, arguments: dict[str, Any], index: int | None, *lone: str) -> Any:
-        try:
-            if lone and not self._positional:
-                return self.fn(**{self._lone: lone[0]}, **arguments)
-            return self.fn(*lone, **arguments)
-        except Exception as error:
-            place = "" if index is None else f" on sample {index}"
-            raise RewardError(f"reward {self.name!r} raised {type(error).__name__}{place}: {error}") from error
+    def numbers(self, call: Call, answer: Any) -> list[float | RewardError]:
+        """The rewards in the answer to a call, NaN where it abstains; an error for a sample whose entry is no reward.
 
-    def _checked(self, answer: Any, count: int) -> list[float]:
+        Raises:
+            RewardError: the answer as a whole has the wrong type or length.
+        """
+        if not self.batched:
+            return [self._number(answer, call.rows[0])]
         listed = answer.tolist() if hasattr(answer, "tolist") else answer
+        count = len(call.rows)
         if isinstance(listed, str | bytes) or not isinstance(listed, Sequence):
             raise RewardError(
                 f"reward {self.name!r} returned {type(answer).__name__} {answer!r:.80}; expected a list of {count}"
@@ -162,9 +193,9 @@ class RewardFunction:
                 f"reward {self.name!r} returned {len(listed)} rewards for {count} samples; expected one per sample, "
                 "None where it abstains"
             )
-        return [self._number(value, index) for index, value in enumerate(listed)]
+        return [self._number(value, index) for index, value in zip(call.rows, listed, strict=True)]
 
-    def _number(self, value: Any, index: int) -> float:
+    def _number(self, value: Any, index: int) -> float | RewardError:
         if value is None:
             return math.nan
         plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
@@ -174,7 +205,7 @@ class RewardFunction:
             number = math.inf
         if number is None or not abs(number) <= _LARGEST:
             kind = "" if isinstance(plain, numbers.Real) else f"{type(value).__name__} "
-            raise RewardError(
+            return RewardError(
                 f"reward {self.name!r} returned {kind}{value!r:.80} for sample {index}; expected a finite number, or "
                 "None to abstain"
             )

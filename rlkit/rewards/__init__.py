@@ -1,0 +1,11 @@
+"""Reward terms: functions called with what their parameters ask for, their answers checked, and the terms mixed.
+
+Loads no torch, so that a process which only calls reward functions starts quickly.
+"""
+
+from rlkit.reward_weights import RewardWeights, mix
+from rlkit.rewards.caller import RewardCaller, Score
+from rlkit.rewards.function import RewardFunction
+from rlkit.rewards.length import overlong_penalty
+
+__all__ = ["RewardCaller", "RewardFunction", "RewardWeights", "Score", "mix", "overlong_penalty"]

@@ -228,7 +228,7 @@ class TrainerConfig(Checked):
                 f"correction_threshold={self.correction_threshold}"
             )
         if self.rejection == "sequence-max" and self.rejection_kind == "k1":
-            raise ConfigError("rejection='sequence-max' compares sizes, and k1 may be negative: set rejection_kind to 'k3'")
+            raise ConfigError("rejection='sequence-max' needs a size, and k1 has a sign: set rejection_kind to 'k3'")
         for term, mode in (self.reward_normalization or {}).items():
             if mode not in NORMALIZATIONS:
                 raise ConfigError(

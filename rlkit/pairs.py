@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class PreferenceBatch:
         """Pads rows of a `PreferenceSource`: prompts left, answers right; masks come from lengths."""
         twice = [row for row in rows for _ in range(2)]
         answers = [ids for row in rows for ids in (row.chosen_ids, row.rejected_ids)]
-        fields = {
+        fields: dict[str, Any] = {
             **DataCollector(pad_token_id).collate([row.prompt_ids for row in twice], answers),
             "prompts": [row.prompt for row in twice],
             "responses": [text for row in rows for text in (row.chosen, row.rejected)],

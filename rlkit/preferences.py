@@ -176,7 +176,7 @@ def _take_apart(index: int, row: Any) -> tuple[Any, dict[str, Any], dict[str, An
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in (chosen, rejected)):
         return prompt, {"chosen": chosen, "rejected": rejected}, columns
     if all(_is_chat(part) for part in (prompt, chosen, rejected)):
-        return list(prompt), {"chosen": list(chosen), "rejected": list(rejected)}, columns
+        return list(prompt or ()), {"chosen": list(chosen), "rejected": list(rejected)}, columns
     parts = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     kinds = ", ".join(f"{name}: {type(part).__name__}" for name, part in parts.items())
     raise DataError(f"pair {index} holds {kinds}; {_SHAPES}")

@@ -53,7 +53,7 @@ class ActorController(HostedController):
         "finish_reasons",
         "policy_versions",
     )
-    learns_from = ("advantages",)
+    learns_from: tuple[str, ...] = ("advantages",)
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
@@ -13,6 +13,7 @@ from rlkit.controllers.reward import RewardController
 from rlkit.dataflow import Dataflow
 from rlkit.device_map import DeviceMap
 from rlkit.errors import ConfigError, RewardError
+from rlkit.reward_weights import Normalization
 
 
 def as_rewards(given: Any) -> tuple[list[RewardController], dict[str, float]]:
@@ -85,7 +86,7 @@ def place(config: TrainerConfig, actor: ActorController, others: Sequence[Hosted
             controller.device_map = actor.device_map
 
 
-def normalization_of(config: TrainerConfig, terms: Sequence[str]) -> dict[str, str]:
+def normalization_of(config: TrainerConfig, terms: Sequence[str]) -> dict[str, Normalization]:
     """How each term is normalised before it is weighted.
 
     Raises:
@@ -97,7 +98,8 @@ def normalization_of(config: TrainerConfig, terms: Sequence[str]) -> dict[str, s
             raise ConfigError(
                 f"reward_normalization names the term {term!r}; the terms are {', '.join(terms)}, and '*'"
             )
-    return {term: asked.get(term, asked.get("*", "none")) for term in terms}
+    rest = asked.get("*", "none")
+    return {term: cast(Normalization, asked.get(term, rest)) for term in terms}
 
 
 def complete(

@@ -211,8 +211,7 @@ class Trainer(Runnable):
 
     def place(self) -> None:
         """Moves every controller to its device."""
-        actor, *others = self.hosted()
-        place(self.config, actor, others)
+        place(self.config, self.actor, [controller for controller in self.hosted() if controller is not self.actor])
 
     def engines(self) -> dict[str, TrainEngine]:
         """What is trained, "policy" first: a critic on the actor's trunk together with it, one of its own beside it."""

@@ -68,7 +68,7 @@ class DPOTrainer(Trainer):
         super().__init__(actor, reference=reference, config=config)
         self.place()
         actor.learns_from = ("preferences",)
-        self.preferences = PreferencePart(preferences, actor, reference, self.config, self.tracker)
+        self.preferences = PreferencePart(preferences, actor, reference, self.config, self.tracker, alone=True)
         self.dataflow = self.preferences.dataflow
         self.learner = new_learner(self)
         self.objective = PreferenceObjective(self, actor, self.learner.engines["policy"], self.tracker)

@@ -20,16 +20,18 @@ def fill(trainer: RolloutTrainer) -> RolloutBatch:
     to the whole batch (normalised rewards, advantages) is computed for the batch that is learned from.
     """
     config = trainer.config
-    wanted, kept, dropped, rounds = config.batch_size, [], 0, 0
-    batch = None
-    while sum(len(part) for part in kept) < wanted and rounds < config.max_sampling_rounds:
+    wanted, dropped, rounds = config.batch_size, 0, 0
+    kept: list[RolloutBatch] = []
+    batch: RolloutBatch | None = None
+    while sum(part.batch_size for part in kept) < wanted and rounds < config.max_sampling_rounds:
         batch = trainer.pipeline.run(trainer.draw())
         rounds += 1
         useful = spread_rows(batch)
         dropped += int((~useful).sum())
         part = batch.select(useful)
         part = part.with_fields({"groups": part.groups + rounds * config.prompts_per_step})
-        kept += [part] if len(part) else []
+        if part.batch_size:
+            kept.append(part)
     trainer.tracker.add("rollout/sampling_rounds", rounds)
     trainer.tracker.add_sum_count("rollout/resampled_fraction", dropped, rounds * wanted)
     assert batch is not None
@@ -49,4 +51,5 @@ def spread_rows(batch: RolloutBatch) -> Tensor:
         start = batch.rewards.new_full((int(group.max()) + 1,), limit)
         values = torch.where(batch.reward_valid, batch.rewards, start[group])
         edges.append(start.scatter_reduce(0, group, values, reduction))
-    return (edges[0] < edges[1])[group]
+    useful: Tensor = (edges[0] < edges[1])[group]
+    return useful

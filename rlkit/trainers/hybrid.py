@@ -56,10 +56,12 @@ class HybridTrainer(RolloutTrainer):
             raise ConfigError("the DPO side compares with a reference: reference=ReferenceController(actor)")
         if critic is None and not isinstance(config, TrainerConfig):
             config = {"group_size": 4, "kl_placement": "loss", "kl_estimator": "k3+", **(config or {})}
+        ratio = self.configure(config).dpo_ratio
+        dataflow = (dataflow or Dataflow()).copy().connect(reference.output, actor.feedback, weight=ratio)
         super().__init__(
             actor, reward_model, critic=critic, reference=reference, prompts=prompts, config=config, dataflow=dataflow
         )
-        self.preferences = PreferencePart(preferences, actor, reference, self.config, self.tracker)
+        self.preferences = PreferencePart(preferences, actor, reference, self.config, self.tracker, alone=False)
         self.preference_objective = PreferenceObjective(self, actor, self.learner.engines["policy"], self.tracker)
 
     def estimator(self) -> Controller:

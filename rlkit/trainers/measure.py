@@ -43,7 +43,7 @@ def _measure_rewards(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     tracker.add("reward/abstained_fraction", 1.0 - valid.float().mean())
     if trainer.config.group_size > 1:
         flat = ~spread_rows(batch)
-        tracker.add_sum_count("reward/groups_without_spread_fraction", flat.sum(), batch.batch_size)
+        tracker.add_sum_count("rollout/groups_without_spread_fraction", flat.sum(), batch.batch_size)
     if "learn_mask" in batch:
         dropped = batch.response_mask & ~batch.learn_mask
         tracker.add_sum_count("train/tokens_left_out_fraction", dropped.sum(), batch.response_mask.sum())

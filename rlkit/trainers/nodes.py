@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rlkit.algorithms.correction import rollout_correction
 from rlkit.batch import RolloutBatch
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
@@ -14,6 +15,7 @@ from rlkit.controllers.base import Controller
 from rlkit.controllers.reward import RewardController
 from rlkit.generation.base import SamplingParams
 from rlkit.metrics import MetricsTracker
+from rlkit.reward_weights import Normalization
 from rlkit.rewards import RewardWeights, mix
 
 
@@ -36,7 +38,9 @@ class RewardMix(Controller):
     heavy = False
     writes = ("rewards", "reward_valid")
 
-    def __init__(self, terms: Sequence[str], weights: RewardWeights, normalization: Mapping[str, str]) -> None:
+    def __init__(
+        self, terms: Sequence[str], weights: RewardWeights, normalization: Mapping[str, Normalization]
+    ) -> None:
         super().__init__("reward_mix")
         self.terms = tuple(terms)
         self.weights = weights

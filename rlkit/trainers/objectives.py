@@ -22,7 +22,7 @@ from rlkit.pairs import PreferenceBatch
 from rlkit.trainers.nodes import HasConfig
 from rlkit.trainers.policy_loss import policy_loss
 
-Batch = TypeVar("Batch", RolloutBatch, PreferenceBatch)
+Batch = TypeVar("Batch", RolloutBatch, PreferenceBatch, contravariant=True)
 
 
 class Objective(Protocol[Batch]):
@@ -161,6 +161,7 @@ class PreferenceObjective:
                 config.label_smoothing,
             )
             loss = (pair_loss * weights.to(pair_loss)).sum()
+        self.tracker.add_sum_count("preferences/loss", pair_loss.detach().sum(), len(part))
         for side, rows in (("chosen", slice(0, None, 2)), ("rejected", slice(1, None, 2))):
             self.tracker.add_sum_count(f"preferences/{side}_logprob", policy.detach()[rows].sum(), len(part))
         track(self.tracker, metrics, area="preferences")

@@ -31,7 +31,7 @@ class OnlineDPOTrainer(RolloutTrainer):
 
     algorithm: ClassVar[str] = "online_dpo"
     defaults: ClassVar[Mapping[str, Any]] = {"group_size": 2}
-    actor_learns_from = ("preferences",)
+    actor_learns_from: ClassVar[tuple[str, ...]] = ("preferences",)
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class PreferencePart:
         reference: scores both sides; None for a loss without reference.
         config: seed and limits.
         tracker: takes spans.
+        alone: whether the actor learns from nothing else, so that this is the whole dataflow of its trainer.
 
     Raises:
         DataError: pairs that cannot be read or are too long.
@@ -42,6 +43,8 @@ class PreferencePart:
         reference: ReferenceController | None,
         config: TrainerConfig,
         tracker: MetricsTracker,
+        *,
+        alone: bool,
     ) -> None:
         if pairs is None:
             raise DataError("there are no pairs to learn from: preferences=[{'prompt', 'chosen', 'rejected'}, ...]")
@@ -49,7 +52,9 @@ class PreferencePart:
         self.source = self.read(pairs, config)
         self.dataflow = Dataflow().add(actor)
         if reference is not None:
-            self.dataflow.connect(actor.output, reference.input).connect(reference.output, actor.feedback)
+            self.dataflow.connect(actor.output, reference.input)
+            if alone:
+                self.dataflow.connect(reference.output, actor.feedback)
         self.pipeline = Pipeline(self.dataflow, tracker, PAIR_FIELDS, idle=[actor])
 
     def read(self, pairs: Any, config: TrainerConfig) -> PreferenceSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -57,6 +57,8 @@ class RolloutTrainer(Trainer):
         ModelError: critic or reference read other tokens than the actor writes.
     """
 
+    actor_learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
+
     def __init__(
         self,
         actor: ActorController,
@@ -87,8 +89,6 @@ class RolloutTrainer(Trainer):
             critic.bootstraps = self.config.bootstrap_truncated
         self.dataflow = self._assemble()
         self.learner = new_learner(self)
-
-    actor_learns_from: tuple[str, ...] = ("advantages",)
 
     # What an algorithm is made of
 

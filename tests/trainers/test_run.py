@@ -51,7 +51,7 @@ def test_a_run_starts_where_the_cell_stopped_and_comes_back(tmp_path):
         one.step()
     run = trainer.start(str(tmp_path / "exp"), steps=4)
     assert all(p.numel() == 0 for p in trainer.actor.model.parameters())
-    assert not trainer.learner.engine.optimizer.state
+    assert not trainer.learner.engines["policy"].optimizer.state
     with pytest.raises(RunError, match=r"owns this trainer's weights.*run\.load\(\)"):
         trainer.step()
     run.wait(timeout=120)

@@ -17,8 +17,8 @@ d = log p_rollout - log p_old, "k1" is d, "k2" is d^2 / 2 and "k3" is exp(-d) - 
 
 - "token" drops tokens; "sequence-sum", "sequence-mean" and "sequence-max" drop responses by the sum, mean or maximum
   over their tokens.
-- "k1" keeps what has a ratio exp(-k1) within `rejection_band` (lo, hi), the band of r; "k2" and "k3" keep what is at most
-  `rejection_limit` nats.
+- "k1" keeps what has a ratio exp(-k1) within `rejection_band` (lo, hi), a band of r like `icepop`; "k2" and "k3" keep
+  what is at most `rejection_limit` nats.
 """
 
 from dataclasses import dataclass

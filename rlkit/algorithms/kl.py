@@ -32,8 +32,9 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
     "k1+" give the gradient of KL(p || q), "k3" and "k3+" that of KL(p || q) - KL(q || p), "k2" that of
     E[d^2 / 2] - KL(p || q). The last two vanish to first order near the reference and hold little there.
 
-    What pulls towards the reference, with a positive coefficient: "k1" subtracted from the reward, or any but "k1" added
-    to the loss. For "k3", d is clamped to [-20, 20] and the value to [-10, 10]; where a clamp acts its gradient is 0.
+    What pulls towards the reference, with a positive coefficient: "k1" subtracted from the reward, or any but "k1"
+    added to the loss. For "k3", d is clamped to [-20, 20] and the value to [-10, 10]; where a clamp acts its gradient
+    is 0.
 
     Args:
         logprobs: any shape, of the policy; differentiable.

@@ -134,7 +134,7 @@ def gpg_advantages(
     if active == "spread" and singleton == "raw":
         counted = counted | (table.counts == 1)[table.group]
     scale = table.kept.sum() / (counted & table.kept).sum().clamp_min(1)
-    return table.with_singletons(table.centred, singleton, table.rewards) * scale.to(rewards.dtype)
+    return table.with_singletons(table.centred, singleton, table.rewards) * scale
 
 
 @torch.no_grad()
@@ -163,7 +163,7 @@ def passk_advantages(
     lead = torch.where(alone, best - second, torch.zeros_like(best))
     if scale_by_std:
         lead = lead / (table.std() + eps)
-    return torch.where(at_best, lead[table.group], torch.zeros_like(rewards))
+    return torch.where(at_best, lead[table.group], torch.zeros_like(table.rewards))
 
 
 @torch.no_grad()

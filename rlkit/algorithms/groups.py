@@ -20,7 +20,7 @@ class Groups:
     """Rewards of B responses in N groups. Groups may differ in size and their rows may stand anywhere.
 
     Attributes:
-        rewards: (B,) with 0 in the rows that stay out.
+        rewards: (B,) with 0 in the rows that stay out; float32 if they were given in half precision.
         kept: (B,) bool, rows that count.
         group: (B,) int64, index of the row's group in 0..N-1, in the order of the group ids.
         counts: (N,) rows that count, of the dtype of the rewards.
@@ -42,12 +42,13 @@ class Groups:
         require_same_shape(rewards=rewards, groups=groups)
         kept = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid.bool()
         require_same_shape(rewards=rewards, valid=kept)
+        rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
         rewards = torch.where(kept, rewards, torch.zeros_like(rewards))
         ids, group = torch.unique(groups, return_inverse=True)
         counts = rewards.new_zeros(len(ids)).index_add_(0, group, kept.to(rewards.dtype))
         means = rewards.new_zeros(len(ids)).index_add_(0, group, rewards) / counts.clamp_min(1)
         low, high = (_extremes(rewards, kept, group, len(ids), name) for name in ("amin", "amax"))
-        spread = low < high  # a rounded mean must not count as spread
+        spread = ~(low >= high)  # a rounded mean must not count as spread, and a NaN must not hide
         centred = torch.where(kept & spread[group], rewards - means[group], torch.zeros_like(rewards))
         return Groups(rewards, kept, group, counts, centred, spread)
 

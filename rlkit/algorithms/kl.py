@@ -28,9 +28,13 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
     - "k1+", "k3+", "abs+": the value of the named estimate with the gradient of "k2", so in the loss the exact
       gradient of KL(p || q).
 
-    All of them pull towards the reference when they are added to a loss or subtracted from a reward with a positive
-    coefficient, "k1" in the loss excepted. For "k3", d is clamped to [-20, 20] and the value to [-10, 10]; where a
-    clamp acts its gradient is 0.
+    *In the reward* an estimate is a constant that multiplies the gradient of log p, so only its value counts: "k1" and
+    "k1+" give the gradient of KL(p || q), "k3" and "k3+" that of KL(p || q) - KL(q || p), "k2" that of
+    E[d^2 / 2] - KL(p || q). The last two vanish to first order near the reference and hold little there.
+
+    What pulls towards the reference, with a positive coefficient: "k1" subtracted from the reward, or any but "k1"
+    added to the loss. For "k3", d is clamped to [-20, 20] and the value to [-10, 10]; where a clamp acts its gradient
+    is 0.
 
     Args:
         logprobs: any shape, of the policy; differentiable.

@@ -49,6 +49,21 @@ def test_r05_k1_in_the_reward_gives_the_exact_gradient() -> None:
     _close(_gradient(lambda p, q: kl_estimate(p, q, "k1").detach() * p), EXACT)
 
 
+def test_r05_k3_and_k2_in_the_reward_give_a_difference_of_gradients() -> None:
+    def gradient(objective: Callable[[Tensor], Tensor]) -> Tensor:
+        logits = LOGITS.clone().requires_grad_()
+        objective(logits.log_softmax(0)).backward()
+        assert logits.grad is not None
+        return logits.grad
+
+    forward = gradient(lambda p: (p.exp() * (p - REFERENCE)).sum())
+    backward = gradient(lambda p: (REFERENCE.exp() * (REFERENCE - p)).sum())
+    square = gradient(lambda p: (p.exp() * (p - REFERENCE).square() / 2).sum())
+    for kind, wanted in (("k3", forward - backward), ("k3+", forward - backward), ("k2", square - forward)):
+        given = _gradient(lambda p, q, kind=kind: kl_estimate(p, q, kind).detach() * p)  # type: ignore[misc]
+        torch.testing.assert_close(given, wanted)
+
+
 def test_r05_k3_times_the_ratio_gives_the_exact_gradient() -> None:
     _close(_gradient(lambda p, q: (p - p.detach()).exp() * kl_estimate(p, q, "k3")), EXACT)
 

@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -342,6 +343,32 @@ def test_the_start_of_a_process_does_not_count() -> None:
 def _slow_to_load(kind: type, seconds: float) -> Any:
     time.sleep(seconds)
     return kind()
+
+
+FACTOR = 2.0
+_UNPICKLABLE = threading.Lock()
+
+
+def of_this_module(response: str) -> float:
+    """Uses a global as it is when called for, and tells whether its process knows this module."""
+    return FACTOR + 100 * (__name__ in sys.modules)
+
+
+def with_a_lock_of_its_module(response: str) -> float:
+    with _UNPICKLABLE:
+        return 3.0
+
+
+def test_a_function_of_a_users_module_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 5.0)
+    with caller(of_this_module, workers=1) as scorer:
+        assert score(scorer, 1) == [5.0]
+    assert not cloudpickle.list_registry_pickle_by_value()
+
+
+def test_a_function_that_uses_what_cannot_be_pickled_of_its_module_travels_by_name() -> None:
+    with caller(with_a_lock_of_its_module, workers=1) as scorer:
+        assert score(scorer, 1) == [3.0]
 
 
 def test_a_function_that_cannot_travel_is_refused_by_name() -> None:

@@ -12,11 +12,11 @@ from rlkit.reward_lint.report import Finding
 if TYPE_CHECKING:
     import pandas as pd
 
-MIN_SAMPLES = 8
-"""Fewer pairs of numbers than this say nothing about a correlation: of 8 unrelated ones, one in 20 is above 0.7."""
+MIN_SAMPLES = 16
+"""Fewer pairs of numbers say too little about a correlation: 16 that are unrelated pass 0.6 less than once in fifty."""
 
 LENGTH_RHO = 0.6
-"""Rank correlation with length above which a reward can be had by length alone: over a third of its rank variance."""
+"""Rank correlation with length above which length alone tells over a third of how a reward orders responses."""
 
 REDUNDANT_RHO = 0.95
 """Rank correlation above which two terms order responses the same way, so that one would do."""
@@ -25,7 +25,7 @@ OPPOSED_RHO = -0.8
 """Rank correlation below which two terms mostly cancel each other."""
 
 SCALE_RATIO = 10.0
-"""Times the typical size of the other terms at which a term's part of a sum is above 90%."""
+"""Times the median size of the other terms at which nine tenths of the sum of two are one of them."""
 
 FLAT_GROUPS = 0.5
 """Share of groups without spread, from which nothing is learned, at which most of the sampling is wasted."""
@@ -93,8 +93,8 @@ def check_constant(term: str, values: pd.Series) -> Iterator[Finding]:
     if len(given) > 1 and given.nunique() == 1:
         number = float(given.iloc[0])
         text = (
-            f"is {number:g} for all {len(given)} samples: nothing can be learned from it. A format that is never met or "
-            "a column that is never right looks like this; try it on a response that should score well."
+            f"is {number:g} for all {len(given)} samples: nothing can be learned from it. A format that is never met "
+            "or a column that is never right looks like this; try it on a response that should score well."
         )
         yield Finding("constant", term, "warning", number, text)
 
@@ -113,8 +113,8 @@ def check_scale(terms: pd.DataFrame, weights: Mapping[str, float]) -> Iterator[F
                 name,
                 "warning",
                 spread / others,
-                f"varies {spread / others:.0f} times as much as the other terms do (weighted), which it drowns. Lower its "
-                "weight, rescale it, or normalise each term by itself.",
+                f"varies {spread / others:.0f} times as much as the other terms do (weighted), which it drowns. Lower "
+                "its weight, rescale it, or normalise each term by itself.",
             )
             continue
         sizes = _median([means[other] + spreads[other] for other in spreads if other != name])
@@ -124,8 +124,8 @@ def check_scale(terms: pd.DataFrame, weights: Mapping[str, float]) -> Iterator[F
                 name,
                 "warning",
                 means[name] / sizes,
-                f"has a mean {means[name] / sizes:.0f} times as large as the other terms (weighted). A critic must learn "
-                "that offset first; subtract it, or normalise the term.",
+                f"has a mean {means[name] / sizes:.0f} times as large as the other terms (weighted). A critic must "
+                "learn that offset first; subtract it, or normalise the term.",
             )
 
 
@@ -156,8 +156,8 @@ def check_length(term: str, values: pd.Series, lengths: pd.Series | None) -> Ite
             term,
             "warning",
             rho,
-            f"goes with the length of the response (rank correlation {rho:+.2f}): it can be raised by writing {way}. If "
-            "that is not meant, compare responses of equal length, or add a term for length.",
+            f"goes with the length of the response (rank correlation {rho:+.2f}): it can be raised by writing {way}. "
+            "If that is not meant, compare responses of equal length, or add a term for length.",
         )
 
 

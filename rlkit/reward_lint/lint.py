@@ -131,19 +131,25 @@ def _findings(
         text = f"only {len(table)} rollouts: correlations need {checks.MIN_SAMPLES} and were not looked at."
         yield Finding("samples", _TOTAL, "info", len(table), text)
     if "group" in table:
-        yield from _group_findings(table, terms)
+        yield from _group_findings(table, terms, None if trial is None else trial.name)
 
 
-def _group_findings(table: pd.DataFrame, terms: pd.DataFrame) -> Iterator[Finding]:
+def _group_findings(table: pd.DataFrame, terms: pd.DataFrame, tried: str | None) -> Iterator[Finding]:
+    """Groups without spread in what is optimised (the sum, the one term, or the function that is tried) and its parts."""
     import pandas as pd
 
     keys = ["step", "group"] if "step" in table else ["group"]
     groups = table.groupby(keys, sort=False).ngroup()
-    if _TOTAL in table and _TOTAL not in terms:
+    has_total = _TOTAL in table and _TOTAL not in terms
+    if has_total:
         total = pd.Series(checks.as_numbers(list(table[_TOTAL])), dtype="float64")
         yield from checks.check_groups(_TOTAL, total, groups, alone=True)
+    parts = [name for name in terms if name != tried]
     for term, column in terms.items():
-        yield from checks.check_groups(str(term), column, groups, alone=len(terms.columns) == 1)
+        is_the_sum = has_total and parts == [term]
+        if not is_the_sum:
+            alone = term == tried or len(terms.columns) == 1
+            yield from checks.check_groups(str(term), column, groups, alone)
 
 
 def _lengths(table: pd.DataFrame) -> pd.Series | None:

@@ -28,7 +28,7 @@ class Finding:
     term: str
     """Name of the reward term; two joined by " / " where it is about a pair; "reward" for their sum."""
     severity: Severity
-    """"error": training on it is wrong. "warning": it likely does something else than is meant. "info": good to know."""
+    """"error": training on it is wrong. "warning": it likely does other than is meant. "info": good to know."""
     value: float
     """The number that was judged; its meaning stands in the message."""
     message: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,17 +60,21 @@ def try_out(fn: Any, name: str | None, table: pd.DataFrame, data: Any) -> Trial:
     for column in ("prompt", "response"):
         if column not in table:
             raise DataError(f"a function needs the column {column!r} of the rollouts; there are {list(table.columns)}")
-    texts = [list(table[column].astype(str)) for column in ("prompt", "response")]
+    texts = (list(table["prompt"].astype(str)), list(table["response"].astype(str)))
     columns = _dataset_columns(table, data)
     caller = _caller(fn, name)
     if caller is None:
         return _model_trial(fn, name, texts, columns)
-    lengths = [int(n) for n in table["response_length"]] if "response_length" in table else None
-    reasons = [str(reason) for reason in table["finish_reason"]] if "finish_reason" in table else None
+    lengths = [int(n) for n in table["response_length"]] if _is_complete(table, "response_length") else None
+    reasons = [str(why) for why in table["finish_reason"]] if _is_complete(table, "finish_reason") else None
     with caller:
         scores = caller.scores(*texts, columns, lengths, reasons)
         again = caller.scores(*texts, columns, lengths, reasons)
     return Trial(caller.function.name, scores, [score.value for score in again])
+
+
+def _is_complete(table: pd.DataFrame, column: str) -> bool:
+    return column in table and bool(table[column].notna().all())
 
 
 def _caller(fn: Any, name: str | None) -> RewardCaller | None:
@@ -89,10 +94,8 @@ def _caller(fn: Any, name: str | None) -> RewardCaller | None:
     return RewardCaller(RewardFunction(fn, name), on_error="abstain")
 
 
-def _model_trial(fn: Any, name: str | None, texts: Sequence[list[str]], columns: list[dict[str, Any]]) -> Trial:
+def _model_trial(fn: Any, name: str | None, texts: tuple[list[str], list[str]], columns: list[dict[str, Any]]) -> Trial:
     """A reward model scores the batch as a whole; its time is shared evenly."""
-    import time
-
     label = str(name or fn.name)
     started = time.perf_counter()
     try:
@@ -109,8 +112,7 @@ def _model_trial(fn: Any, name: str | None, texts: Sequence[list[str]], columns:
 def _dataset_columns(table: pd.DataFrame, data: Any) -> list[dict[str, Any]]:
     """For each rollout the columns of its dataset row: of `data`, and others that stand in the table."""
     extra = [c for c in table.columns if c not in _MEASURED and not str(c).startswith("reward/")]
-    rows: list[dict[str, Any]] = [dict(zip(extra, values, strict=True)) for values in zip(*(table[c] for c in extra))]
-    rows = rows or [{} for _ in range(len(table))]
+    rows: list[dict[str, Any]] = [{str(c): table[c].iloc[i] for c in extra} for i in range(len(table))]
     if data is None:
         return rows
     if "row" not in table:
@@ -173,8 +175,8 @@ def _determinism(trial: Trial) -> Iterator[Finding]:
     if rows:
         first = trial.scores[rows[0]].value, trial.again[rows[0]]
         text = (
-            f"gives another value when called again, for {named(rows)} (first {first[0]:g}, then {first[1]:g}). Runs do "
-            "not repeat, and the noise is learned from; seed it, or score at temperature 0."
+            f"gives another value when called again, for {named(rows)} (first {first[0]:g}, then {first[1]:g}). Runs "
+            "do not repeat, and the noise is learned from; seed it, or score at temperature 0."
         )
         yield Finding("determinism", trial.name, "warning", len(rows), text)
 

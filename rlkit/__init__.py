@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rlkit.device_map import DeviceMap
     from rlkit.metrics.tracker import MetricsTracker
     from rlkit.pipeline import Pipeline
+    from rlkit.reward_lint import lint_rewards
     from rlkit.runs.handle import Run, attach, list_runs
     from rlkit.trainers.from_names import RLTrainer
     from rlkit.trainers.grpo import GRPOTrainer
@@ -83,6 +84,7 @@ __all__ = [
     "TrainerConfig",
     "__version__",
     "attach",
+    "lint_rewards",
     "list_runs",
     "utils",
     "widgets",
@@ -112,6 +114,7 @@ _DEFINED_IN = {
     "RunControls": "rlkit_widgets",
     "TrainerConfig": "rlkit.config",
     "attach": "rlkit.runs.handle",
+    "lint_rewards": "rlkit.reward_lint",
     "list_runs": "rlkit.runs.handle",
 }
 _MODULES = {"utils": "rlkit.utils", "widgets": "rlkit_widgets"}

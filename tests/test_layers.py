@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("controllers",),
     ("generation",),
     ("engines",),
+    ("reward_lint",),
     ("rewards", "reward_weights", "data", "prompts", "config"),
     ("metrics",),
     ("runs",),

@@ -168,7 +168,8 @@ def test_lengths_and_finish_reasons_are_given_to_whoever_asks() -> None:
         return -response_length if finish_reason == "length" else response_length
 
     def batched(responses: list[str], response_lengths: list[int], finish_reasons: list[str]) -> list[float]:
-        return [n + len(r) * (why == "stop") for r, n, why in zip(responses, response_lengths, finish_reasons)]
+        triples = zip(responses, response_lengths, finish_reasons, strict=True)
+        return [n + len(r) * (why == "stop") for r, n, why in triples]
 
     assert RewardFunction(cut).score(*given) == [3.0, -1.0, 4.0, 1.0]
     assert RewardFunction(batched).score(*given) == [4.0, 1.0, 7.0, 5.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -10,6 +11,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -193,10 +195,8 @@ def test_an_async_call_that_raises_ends_the_others() -> None:
 def test_an_async_call_that_does_not_let_itself_be_cancelled_is_left_alone() -> None:
     async def stubborn(response: str) -> float:
         for _ in range(20 if response == "r1" else 0):
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.2)
-            except asyncio.CancelledError:
-                pass
         return 1.0
 
     with caller(stubborn, timeout=0.2, on_error="abstain") as scorer:
@@ -253,8 +253,8 @@ def test_functions_in_processes_may_be_closures_lambdas_async_and_torch() -> Non
         assert score(scorer, 2) == [6.0, 6.0]
     with caller(judge, workers=1) as scorer:
         assert score(scorer, 2) == [6.0, 6.0]
-    with caller(functools.partial(torch.full, (2,), 0.5), workers=1) as scorer, pytest.raises(RewardError):
-        score(scorer, 2)
+    with caller(functools.partial(lambda k, response: k * len(response), 2), workers=1) as scorer:
+        assert score(scorer, 2) == [4.0, 4.0]
     with caller(lambda responses: torch.tensor([0.5, 1.5]), workers=1) as scorer:
         assert score(scorer, 2) == [0.5, 1.5]
 
@@ -285,7 +285,9 @@ def test_an_exception_in_a_process_is_told_with_its_traceback() -> None:
     with caller(fails, workers=1) as scorer:
         with pytest.raises(RewardError, match="reward 'fails' raised KeyError on sample 1: 'r1'") as caught:
             score(scorer)
-        assert 'return {"r0": 1.0}[response]' in "".join(caught.value.__notes__)
+        (note,) = caught.value.__notes__
+        assert note.startswith("In the process that called it:\nTraceback")
+        assert note.endswith(", in fails\nKeyError: 'r1'\n")
         assert score(scorer, 1) == [1.0]
 
 
@@ -341,6 +343,32 @@ def test_the_start_of_a_process_does_not_count() -> None:
 def _slow_to_load(kind: type, seconds: float) -> Any:
     time.sleep(seconds)
     return kind()
+
+
+FACTOR = 2.0
+_UNPICKLABLE = threading.Lock()
+
+
+def of_this_module(response: str) -> float:
+    """Uses a global as it is when called for, and tells whether its process knows this module."""
+    return FACTOR + 100 * (__name__ in sys.modules)
+
+
+def with_a_lock_of_its_module(response: str) -> float:
+    with _UNPICKLABLE:
+        return 3.0
+
+
+def test_a_function_of_a_users_module_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 5.0)
+    with caller(of_this_module, workers=1) as scorer:
+        assert score(scorer, 1) == [5.0]
+    assert not cloudpickle.list_registry_pickle_by_value()
+
+
+def test_a_function_that_uses_what_cannot_be_pickled_of_its_module_travels_by_name() -> None:
+    with caller(with_a_lock_of_its_module, workers=1) as scorer:
+        assert score(scorer, 1) == [3.0]
 
 
 def test_a_function_that_cannot_travel_is_refused_by_name() -> None:

@@ -107,6 +107,7 @@ class RewardCaller:
                 took too long, or its answer has the wrong length, type, or is not finite. Names function and sample.
         """
         scores = self.scores(prompts, responses, columns, response_lengths, finish_reasons)
+        self._report(scores, prompts)
         return [score.value for score in scores]
 
     def scores(
@@ -117,7 +118,7 @@ class RewardCaller:
         response_lengths: Sequence[int] | None = None,
         finish_reasons: Sequence[str] | None = None,
     ) -> list[Score]:
-        """Like `score`, with the time and the failure of each sample."""
+        """Like `score`, with the time and the failure of each sample, which are neither counted nor logged."""
         calls = self.function.calls(prompts, responses, columns, response_lengths, finish_reasons, self.batch_size)
         found: list[Score | None] = [None] * len(responses)
         with self._lock, closing(self._means().run(calls)) as outcomes:  # type: ignore[type-var]
@@ -125,9 +126,7 @@ class RewardCaller:
                 call = calls[position]
                 for row, score in zip(call.rows, self._scores(call, outcome), strict=True):
                     found[row] = score
-        scores = [score for score in found if score is not None]
-        self._report(scores, prompts)
-        return scores
+        return [score for score in found if score is not None]
 
     def take_failures(self) -> dict[str, int]:
         """Samples without a reward since the last call, {"timeouts": n, "errors": m}; 0 while `on_error` is "raise"."""

@@ -22,6 +22,7 @@ import cloudpickle
 
 from rlkit.errors import RewardError
 from rlkit.rewards.calls import Call, Outcome, timed_out
+from rlkit.rewards.travel import pickled
 from rlkit.rewards.worker import serve
 
 __all__ = ["WorkerPool"]
@@ -93,7 +94,14 @@ class WorkerPool:
         self.name = name
         self.limit = limit
         self.workers = workers
-        self._function = self._pickled(fn, "the function")
+        try:
+            self._function = pickled(fn)
+        except Exception as error:
+            raise RewardError(
+                f"reward {name!r} cannot be sent to another process, which a timeout or workers need: "
+                f"{type(error).__name__}: {error}. Open files, locks and connections inside the function, or write it "
+                "as `async def`"
+            ) from error
         self._alive: list[_Worker] = []
         self._finalize = Finalize(self, _kill, args=(self._alive,), exitpriority=_FIRST)
 
@@ -202,16 +210,6 @@ class WorkerPool:
             self._alive.remove(worker)
             code = worker.kill()
         return code
-
-    def _pickled(self, value: Any, what: str) -> bytes:
-        try:
-            return bytes(cloudpickle.dumps(value))
-        except Exception as error:
-            raise RewardError(
-                f"reward {self.name!r} cannot be sent to another process, which a timeout or workers need: {what} "
-                f"cannot be pickled ({type(error).__name__}: {error}). Open files, locks and connections inside the "
-                "function, or write it as `async def`"
-            ) from error
 
 
 def _outcome(call: Call, kind: str, seconds: float, *rest: Any) -> Outcome:

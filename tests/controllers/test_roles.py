@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import pickle
 
+import cloudpickle
 import pytest
 import torch
 
@@ -15,7 +17,8 @@ from rlkit.controllers.reward import RewardController
 from rlkit.controllers.scorers import Judge
 from rlkit.device_map import DeviceMap
 from rlkit.engines.heads import save_head
-from rlkit.errors import ModelError, PlacementError, RewardError
+from rlkit.errors import ConfigError, ModelError, PlacementError, RewardError
+from rlkit.rewards import overlong_penalty
 from tests.tiny import tiny_classifier, tiny_model, tiny_tokenizer
 
 
@@ -136,3 +139,45 @@ def test_a_controller_goes_to_one_device_that_is_there() -> None:
     assert (actor.device, actor.has_own_device_map) == ("cpu", True)
     with pytest.raises(PlacementError):
         actor.device_map = DeviceMap(devices="cuda:97")
+
+
+def test_a_reward_reads_lengths_and_finish_reasons_where_its_function_asks_for_them() -> None:
+    plain = ("prompts", "responses", "columns")
+    assert RewardController(lambda response: 0.0).reads == plain
+    reward = RewardController(overlong_penalty(3, 2))
+    assert (reward.name, reward.reads, reward.streams) == ("overlong_penalty", (*plain, "response_mask"), True)
+    both = RewardController(lambda response_lengths, finish_reasons: [0.0] * len(response_lengths), name="both")
+    assert (both.reads, both.streams) == ((*plain, "response_mask", "finish_reasons"), False)
+    batch = rollouts().with_fields(
+        {"prompts": ["a", "b"], "responses": ["x", "y"], "columns": [{}, {}], "finish_reasons": ["length", "stop"]}
+    )
+    assert reward.run(batch)["reward/overlong_penalty"].tolist() == [-1.0, -0.5]
+    cut = RewardController(lambda response_length, finish_reason: response_length * (finish_reason == "length"))
+    assert cut.run(batch)["reward/reward"].tolist() == [3.0, 0.0]
+
+
+def test_options_for_functions_are_checked_and_are_none_of_a_models() -> None:
+    for options in ({"timeout": 1.0}, {"workers": 1}, {"on_error": "abstain"}):
+        with pytest.raises(ConfigError, match="are for reward functions"):
+            RewardController(tiny_classifier(), tiny_tokenizer(), **options)
+    with pytest.raises(ConfigError, match="timeout must be seconds above 0"):
+        RewardController(len, timeout=-1)
+    with pytest.raises(RewardError, match="'timeouts' is the name of a metric"):
+        RewardController(len, name="timeouts")
+    assert RewardController(tiny_classifier(), tiny_tokenizer()).take_failures() == {"timeouts": 0, "errors": 0}
+
+
+def test_a_reward_controller_travels_without_what_runs_for_it() -> None:
+    seen = []
+
+    async def judge(responses):
+        seen.append(len(responses))
+        return [0.5] * len(responses)
+
+    for reward in (RewardController(lambda response: 1.0, workers=1), RewardController(judge, batch_size=1)):
+        scores = reward.run(texts(("a", "b"), ("c", "d")))[reward.field].tolist()
+        copy = pickle.loads(cloudpickle.dumps(reward))
+        assert copy.run(texts(("a", "b"), ("c", "d")))[reward.field].tolist() == scores
+        copy.close()
+        reward.close()
+    assert seen == [1, 1]

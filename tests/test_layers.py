@@ -15,7 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("controllers",),
     ("generation",),
     ("engines",),
-    ("rewards", "reward_weights", "data", "prompts", "config"),
+    ("rewards", "reward_weights", "data", "prompts", "config", "curriculum", "tasks"),
     ("metrics",),
     ("runs",),
     ("batch", "fields", "collate", "device_map", "schedules"),

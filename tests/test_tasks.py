@@ -86,7 +86,8 @@ def test_an_answer_in_tags_is_found_and_without_tags_the_whole_response_counts()
     tasks = graded_tasks("chain_sum", SUMS, size=1)
     row = {"prompt": "", "answer": "16", "level": "easy", "metadata": {}}
     given = ("16", " 16\n", "<answer>16</answer>", "it is <answer> 3 </answer> no, <answer>16</answer>.", "it is 16")
-    assert _scores(tasks, row, *given) == [1.0, 1.0, 1.0, 1.0, 0.0]
+    # Where the answer stands among other text, the library gives its share of the characters: 2 of 8.
+    assert _scores(tasks, row, *given) == [1.0, 1.0, 1.0, 1.0, 0.25]
     with pytest.raises(RewardError, match="task 'chain_sum' has the levels easy, medium, hard, given 'odd'"):
         tasks.reward("16", "16", "odd", {})
 
@@ -109,8 +110,8 @@ def test_the_library_s_own_scale_gets_harder() -> None:
         "medium": (3, 3, 2),
         "hard": (4, 4, 3),
     }
-    top = graded_tasks("spell_backward", {"top": 99}, size=1, seed=0)
-    assert (top.levels["top"]["min_word_len"], top.levels["top"]["max_word_len"]) == (11, 11)
+    top = graded_tasks("chain_sum", {"top": 99}, size=1).levels["top"]
+    assert (top["min_terms"], top["max_terms"], top["max_digits"]) == (12, 12, 10)
 
 
 def test_rows_are_prompts_and_the_reward_travels() -> None:

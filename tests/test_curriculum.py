@@ -207,6 +207,7 @@ def _declare(**changes: Any) -> Curriculum:
         (lambda: _declare(stages=[TWO[1], TWO[1]]), "names must differ"),
         (lambda: _declare(stages=[TWO[1], Stage("z", {"easy": 1})]), "stage 'both' never ends, and others follow"),
         (lambda: _declare(stages=[TWO[0]]), "stage 'first' is the last one and has nothing to go on to"),
+        (lambda: _declare(stages=[Stage("a", {"easy": 1e308, "hard": 1e308})]), "stage 'a' are too large to add up"),
         (lambda: _declare(pass_decay=1.0), "pass_decay must lie between 0 and 1"),
         (lambda: _declare(pass_floor=0.0), "pass_floor must be above 0"),
         (lambda: Stage("", {"easy": 1}), "a stage needs a name"),

@@ -45,7 +45,10 @@ def require_weight(stage: Stage, pools: Sequence[str], floor: float, override: M
     ends = [] if isinstance(stage.mixture, str) else [w.steps for w in stage.mixture.values() if isinstance(w, Ramp)]
     rates = dict.fromkeys(pools)
     for at in sorted({0, *ends}):
-        if sum(weights_in(stage, at, rates, floor, override).values()) <= 0.0:
+        total = sum(weights_in(stage, at, rates, floor, override).values())
+        if not math.isfinite(total):
+            raise ConfigError(f"the weights of stage {stage.name!r} are too large to add up; only proportions matter")
+        if total <= 0.0:
             when = f" after {at} steps" if at else ""
             raise ConfigError(f"stage {stage.name!r} has no pool with a positive weight{when}; at least one is needed")
 

@@ -148,7 +148,7 @@ def test_a_pool_of_weight_zero_is_never_drawn() -> None:
 
 def test_pass_rates_by_hand() -> None:
     source = _open(pass_at=0.5, pass_decay=0.5)
-    source.observe(1, {}, [0, 4, 5], [0.5, 0.4, math.nan])
+    source.observe(1, {}, [0, 4, 5, 6], [0.5, 0.4, math.nan, None])
     # easy: one of two passes, so the rate is a half; hard abstained.
     assert source.metrics()["curriculum/easy_pass_rate"] == pytest.approx(0.5)
     assert "curriculum/hard_pass_rate" not in source.metrics()

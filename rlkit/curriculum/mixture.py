@@ -81,12 +81,12 @@ class PassRates:
         self._sums = dict.fromkeys(pools, 0.0)
         self._weights = dict.fromkeys(pools, 0.0)
 
-    def add(self, pools: Sequence[str], rewards: Sequence[float]) -> None:
-        """Adds the rollouts of a step: the pool and the reward of each. NaN, an abstention, is left out."""
+    def add(self, pools: Sequence[str], rewards: Sequence[float | None]) -> None:
+        """Adds the rollouts of a step: the pool and the reward of each. NaN or None, an abstention, is left out."""
         passed: dict[str, list[bool]] = {}
         for pool, reward in zip(pools, rewards, strict=True):
-            if not math.isnan(reward):
-                passed.setdefault(pool, []).append(reward >= self._pass_at)
+            if reward is not None and not math.isnan(reward):
+                passed.setdefault(pool, []).append(bool(reward >= self._pass_at))
         for pool, given in passed.items():
             kept = self._decay ** len(given)
             self._sums[pool] = kept * self._sums[pool] + (1.0 - kept) * sum(given) / len(given)

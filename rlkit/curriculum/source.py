@@ -102,14 +102,16 @@ class CurriculumSource:
         pools = draw(self._rng, self._weights(), n)
         return [self.rows[self._offsets[pool] + self._pools[pool].next(1)[0].index] for pool in pools]
 
-    def observe(self, step: int, metrics: Mapping[str, float], rows: Sequence[int], rewards: Sequence[float]) -> None:
+    def observe(
+        self, step: int, metrics: Mapping[str, float], rows: Sequence[int], rewards: Sequence[float | None]
+    ) -> None:
         """Takes in what came of a step, and moves to another stage where a rule says so.
 
         Args:
             step: of the trainer, counted from 1.
             metrics: of the step. The curriculum's own, as after this step, are added.
             rows: `PromptRow.index` of each rollout, B.
-            rewards: total reward of each rollout, B; NaN where all terms abstained.
+            rewards: total reward of each rollout, B; NaN or None where all terms abstained.
 
         Raises:
             DataError: unequal lengths, or a row that does not exist.
@@ -120,7 +122,7 @@ class CurriculumSource:
             )
         if odd := [row for row in rows if not 0 <= row < len(self.rows)]:
             raise DataError(f"rollouts of rows {odd[:5]} were reported; this curriculum has rows 0 to {len(self) - 1}")
-        self._pass_rates.add([self.rows[row].columns[POOL_COLUMN] for row in rows], list(map(float, rewards)))
+        self._pass_rates.add([self.rows[row].columns[POOL_COLUMN] for row in rows], rewards)
         known = {**metrics, **self.metrics()}
         self._check_metrics(step, known)
         self._progress = self._progress.observe(step, known, self._edits.rules)

@@ -16,10 +16,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("generation",),
     ("engines",),
     ("reward_lint",),
-    ("rewards", "reward_weights", "data", "prompts", "config"),
+    ("rewards", "reward_weights", "curriculum", "tasks", "pairs", "preferences", "data", "prompts", "epochs"),
+    ("config", "config_fields", "presets"),
     ("metrics",),
     ("runs",),
-    ("batch", "fields", "collate", "device_map", "schedules"),
+    ("batch", "balance", "fields", "collate", "device_map", "schedules"),
     ("algorithms",),
     ("errors", "env", "utils"),
 )

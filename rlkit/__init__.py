@@ -25,7 +25,7 @@ from rlkit.errors import (
 
 if TYPE_CHECKING:
     import rlkit_widgets as widgets
-    from rlkit import utils
+    from rlkit import presets, utils
     from rlkit.batch import DataCollector, Field, RolloutBatch
     from rlkit.config import TrainerConfig
     from rlkit.controllers.actor import ActorController
@@ -33,14 +33,19 @@ if TYPE_CHECKING:
     from rlkit.controllers.critic import CriticController
     from rlkit.controllers.reference import ReferenceController
     from rlkit.controllers.reward import RewardController
+    from rlkit.curriculum import Curriculum, Ramp, Reaches, Stage, Steps
     from rlkit.dataflow import Dataflow
     from rlkit.device_map import DeviceMap
     from rlkit.metrics.tracker import MetricsTracker
+    from rlkit.pairs import PreferenceBatch
     from rlkit.pipeline import Pipeline
     from rlkit.reward_lint import lint_rewards
     from rlkit.runs.handle import Run, attach, list_runs
+    from rlkit.trainers.dpo import DPOTrainer
     from rlkit.trainers.from_names import RLTrainer
     from rlkit.trainers.grpo import GRPOTrainer
+    from rlkit.trainers.hybrid import HybridTrainer
+    from rlkit.trainers.online_dpo import OnlineDPOTrainer
     from rlkit.trainers.ppo import PPOTrainer
     from rlkit_widgets import Dashboard, MetricPlots, RewardMixer, RolloutBrowser, RunControls
 
@@ -54,6 +59,8 @@ __all__ = [
     "ConfigError",
     "Controller",
     "CriticController",
+    "Curriculum",
+    "DPOTrainer",
     "Dashboard",
     "DataCollector",
     "DataError",
@@ -63,13 +70,18 @@ __all__ = [
     "Field",
     "GRPOTrainer",
     "GenerationError",
+    "HybridTrainer",
     "MetricPlots",
     "MetricsTracker",
     "ModelError",
+    "OnlineDPOTrainer",
     "PPOTrainer",
     "Pipeline",
     "PlacementError",
+    "PreferenceBatch",
     "RLTrainer",
+    "Ramp",
+    "Reaches",
     "ReferenceController",
     "RequestRefused",
     "RewardController",
@@ -81,11 +93,14 @@ __all__ = [
     "Run",
     "RunControls",
     "RunError",
+    "Stage",
+    "Steps",
     "TrainerConfig",
     "__version__",
     "attach",
     "lint_rewards",
     "list_runs",
+    "presets",
     "utils",
     "widgets",
 ]
@@ -94,17 +109,24 @@ _DEFINED_IN = {
     "ActorController": "rlkit.controllers.actor",
     "Controller": "rlkit.controllers.base",
     "CriticController": "rlkit.controllers.critic",
+    "Curriculum": "rlkit.curriculum",
+    "DPOTrainer": "rlkit.trainers.dpo",
     "Dashboard": "rlkit_widgets",
     "DataCollector": "rlkit.batch",
     "Dataflow": "rlkit.dataflow",
     "DeviceMap": "rlkit.device_map",
     "Field": "rlkit.batch",
     "GRPOTrainer": "rlkit.trainers.grpo",
+    "HybridTrainer": "rlkit.trainers.hybrid",
     "MetricPlots": "rlkit_widgets",
     "MetricsTracker": "rlkit.metrics.tracker",
+    "OnlineDPOTrainer": "rlkit.trainers.online_dpo",
     "PPOTrainer": "rlkit.trainers.ppo",
     "Pipeline": "rlkit.pipeline",
+    "PreferenceBatch": "rlkit.pairs",
     "RLTrainer": "rlkit.trainers.from_names",
+    "Ramp": "rlkit.curriculum",
+    "Reaches": "rlkit.curriculum",
     "ReferenceController": "rlkit.controllers.reference",
     "RewardController": "rlkit.controllers.reward",
     "RewardMixer": "rlkit_widgets",
@@ -112,12 +134,14 @@ _DEFINED_IN = {
     "RolloutBrowser": "rlkit_widgets",
     "Run": "rlkit.runs.handle",
     "RunControls": "rlkit_widgets",
+    "Stage": "rlkit.curriculum",
+    "Steps": "rlkit.curriculum",
     "TrainerConfig": "rlkit.config",
     "attach": "rlkit.runs.handle",
     "lint_rewards": "rlkit.reward_lint",
     "list_runs": "rlkit.runs.handle",
 }
-_MODULES = {"utils": "rlkit.utils", "widgets": "rlkit_widgets"}
+_MODULES = {"presets": "rlkit.presets", "utils": "rlkit.utils", "widgets": "rlkit_widgets"}
 _NOTEBOOK_PACKAGES = ("anywidget", "ipywidgets", "traitlets", "IPython")
 
 

@@ -76,6 +76,7 @@ _ALL: Final = (
     Field("correction_weights", _BT, "float32", "importance weight of the trainer's policy against the sampler's"),
     Field("correction_mask", _BT, "bool", "false where trainer and sampler disagree too much to learn from"),
     Field("learn_mask", _BT, "bool", "true on the tokens that are learned from"),
+    Field("reward_targets", _B, "float32", "what a reward model that learns from feedback should have given"),
     Field("preferences", _B, "float32", "1 for the chosen response of a pair, -1 for the rejected one, 0 for neither"),
 )
 FIELDS: Final[dict[str, Field]] = {field.name: field for field in _ALL}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.config import refuse_unknown
+from rlkit.config_fields import refuse_unknown
 from rlkit.errors import ConfigError, DataError, RewardError
 
 __all__ = ["TaskReward", "Tasks", "graded_tasks"]

@@ -108,6 +108,10 @@ class RewardController(HostedController):
         self.streams = isinstance(self.scorer, RewardFunction) and not self.scorer.batched
         self.heavy = self.model is not None
         self._seconds = 0.0
+        self.learns = False
+        """Whether the model learns from feedback, see `learn_from_feedback`."""
+        if self.model is not None:
+            self.learns_from = ("values",)
         if device_map is not None:
             self.device_map = device_map
 
@@ -133,6 +137,34 @@ class RewardController(HostedController):
         self._seconds += time.perf_counter() - started
         return {self.field: torch.tensor(scores, dtype=torch.float32)}
 
+    def learn_from_feedback(self, field: str) -> None:
+        """Lets the model learn from a field (B,T) or (B,) of the batch: "values" of a critic, or "reward_targets".
+
+        Called by a trainer whose dataflow leads feedback here. The weights are part of the state from then on.
+        """
+        assert self.model is not None
+        self.learns_from = (field,)
+        if not self.learns:
+            self.model.requires_grad_(True)
+            self.learns = True
+
+    def differentiable_scores(self, batch: RolloutBatch) -> torch.Tensor:
+        """Scores (B,) float32 of the batch's responses under the model's weights, with a gradient; dropout is off."""
+        assert self.model is not None
+        assert not isinstance(self.scorer, RewardFunction)
+        return self.scorer.differentiable(batch.prompts, batch.responses)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's weights where it learns."""
+        return {"model": self.model.state_dict()} if self.model is not None and self.learns else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what `state_dict` gave; missing and unknown names raise."""
+        if self.model is None or not self.learns:
+            super().load_state_dict(state)
+        else:
+            self.model.load_state_dict(dict(state["model"]), strict=True)
+
     def take_latency(self) -> float:
         """Seconds spent scoring since the last call."""
         taken, self._seconds = self._seconds, 0.0
@@ -148,8 +180,8 @@ class RewardController(HostedController):
             self.caller.close()
 
     def frozen_state_dict(self) -> dict[str, Any]:
-        """Weights that are stored once for a whole run; none for a callable."""
-        return {} if self.model is None else {"model": self.model.state_dict()}
+        """Weights that are stored once for a whole run; none for a callable or a model that learns."""
+        return {} if self.model is None or self.learns else {"model": self.model.state_dict()}
 
     def load_frozen_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads what `frozen_state_dict` gave; missing and unknown names raise."""

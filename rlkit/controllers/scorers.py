@@ -64,14 +64,16 @@ class TextBatcher:
             RewardError: a score is not finite; names the sample.
         """
         scores: list[float] = []
-        for start in range(0, len(texts), self.batch_size):
-            scores += self._forward(texts[start : start + self.batch_size], read)
+        with torch.no_grad():
+            for start in range(0, len(texts), self.batch_size):
+                scores += self.forward(texts[start : start + self.batch_size], read).cpu().tolist()
         for index, score in enumerate(scores):
             if not math.isfinite(score):
                 raise RewardError(f"the reward model gave {score} for sample {index}: {texts[index][:200]!r}")
         return scores
 
-    def _forward(self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[float]:
+    def forward(self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Scores (b,) float32 of the texts in one pass, differentiable."""
         specials = not self.has_template
         encoded = [self.tokenizer(text, add_special_tokens=specials)["input_ids"][-self.max_length :] for text in texts]
         width = max(map(len, encoded))
@@ -81,9 +83,7 @@ class TextBatcher:
             ids[row, : len(tokens)] = torch.tensor(tokens)
             mask[row, : len(tokens)] = True
         device = next(self.model.parameters()).device
-        with torch.no_grad():
-            scores: list[float] = read(ids.to(device), mask.to(device)).float().cpu().tolist()
-        return scores
+        return read(ids.to(device), mask.to(device)).float()
 
 
 class ClassifierScorer:
@@ -109,13 +109,19 @@ class ClassifierScorer:
 
     def score(self, prompts: Sequence[str], responses: Sequence[str], columns: Columns) -> list[float]:
         """Scores of the responses, one a response."""
-        texts = [
+        return self.batcher.run(self._texts(prompts, responses), self._read)
+
+    def differentiable(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
+        """Scores (B,) of the responses in one pass, for learning from them."""
+        return self.batcher.forward(self._texts(prompts, responses), self._read)
+
+    def _texts(self, prompts: Sequence[str], responses: Sequence[str]) -> list[str]:
+        return [
             self.batcher.chat(
                 [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}], ask=False
             )
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        return self.batcher.run(texts, self._read)
 
     def _read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         logits = self._logits(ids, mask)
@@ -156,11 +162,18 @@ class JudgeScorer:
 
     def score(self, prompts: Sequence[str], responses: Sequence[str], columns: Columns) -> list[float]:
         """Scores of the responses in [0, 1], one a response."""
+        return self.batcher.run(self._texts(prompts, responses), self._read)
+
+    def differentiable(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
+        """Scores (B,) of the responses in one pass, for learning from them."""
+        return self.batcher.forward(self._texts(prompts, responses), self._read)
+
+    def _texts(self, prompts: Sequence[str], responses: Sequence[str]) -> list[str]:
         texts = []
         for prompt, response in zip(prompts, responses, strict=True):
             question = self.judge.question.replace("{prompt}", prompt).replace("{response}", response)
             texts.append(self.batcher.chat([{"role": "user", "content": question}], ask=True))
-        return self.batcher.run(texts, self._read)
+        return texts
 
     def _read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         logits = pool_last(self.batcher.model(input_ids=ids, attention_mask=mask).logits, mask)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-from rlkit.config import refuse_unknown
+from rlkit.config_fields import refuse_unknown
 from rlkit.curriculum.mixture import require_weight
 from rlkit.curriculum.source import CurriculumSource
 from rlkit.curriculum.stages import Reaches, Stage

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlkit.config import refuse_unknown
+from rlkit.config_fields import refuse_unknown
 from rlkit.curriculum.mixture import require_weight
 from rlkit.curriculum.progress import Progress, Watch
 from rlkit.curriculum.stages import Stage, Until, edited_rule, rule_json, weight

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlkit.config import refuse_unknown
+from rlkit.config_fields import refuse_unknown
 from rlkit.errors import ConfigError
 
 BY_PASS_RATE: Final = "by_pass_rate"

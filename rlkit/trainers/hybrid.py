@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from rlkit.batch import RolloutBatch
@@ -87,9 +88,9 @@ class HybridTrainer(RolloutTrainer):
         return [*super().sources(), self.preferences]
 
     def gather(self) -> tuple[RolloutBatch, list[Lesson]]:
-        batch, _ = rollouts = super().gather()
+        batch, lessons = super().gather()
         ratio = self.dpo_ratio
         self.tracker.add("preferences/ratio", ratio)
         pairs = self.preferences.draw(self.config.pairs_per_step or max(self.config.batch_size // 2, 1))
-        policy = [Lesson(lesson.objective, lesson.batch, 1 - ratio) for lesson in rollouts[1]]
-        return batch, [*policy, Lesson(self.preference_objective, pairs, ratio)]
+        policy, *others = lessons
+        return batch, [replace(policy, share=1 - ratio), Lesson(self.preference_objective, pairs, ratio), *others]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from rlkit.algorithms.kl import kl_estimate
 from rlkit.batch import RolloutBatch
+from rlkit.curriculum import CurriculumSource
 from rlkit.pairs import PreferenceBatch
 from rlkit.trainers.filling import spread_rows
 
@@ -23,6 +25,9 @@ def measure(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     _measure_rewards(trainer, batch)
     _measure_responses(trainer, batch)
     tracker = trainer.tracker
+    if isinstance(trainer.prompts, CurriculumSource):
+        for name, value in trainer.prompts.metrics().items():
+            tracker.add(name, value)
     if "ref_logprobs" in batch:
         kl = reference_kl(batch)
         tracker.add_sum_count("kl/per_token", kl.sum(), batch.response_lengths.sum())
@@ -47,6 +52,11 @@ def _measure_rewards(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     if "learn_mask" in batch:
         dropped = batch.response_mask & ~batch.learn_mask
         tracker.add_sum_count("train/tokens_left_out_fraction", dropped.sum(), batch.response_mask.sum())
+    failures = Counter[str]()
+    for reward in trainer.rewards:
+        failures.update(reward.take_failures())
+    for kind, count in failures.items():
+        tracker.add(f"reward/{kind}", count)
     latencies = [reward.take_latency() for reward in trainer.rewards]
     tracker.add("reward/latency_ms", 1e3 * sum(latencies))
 

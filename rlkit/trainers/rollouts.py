@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,27 +13,28 @@ from rlkit.batch import RolloutBatch
 from rlkit.collate import DataCollector
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
-from rlkit.controllers.base import Controller
+from rlkit.controllers.base import Controller, field_names
 from rlkit.controllers.critic import CriticController
 from rlkit.controllers.hosted import HostedController
 from rlkit.controllers.reference import ReferenceController
 from rlkit.controllers.reward import RewardController
+from rlkit.curriculum import Curriculum, CurriculumSource
 from rlkit.data import OPENINGS, PromptSource
 from rlkit.dataflow import Dataflow
+from rlkit.engines.train import Group, TrainEngine
 from rlkit.errors import ConfigError
 from rlkit.pipeline import Pipeline
 from rlkit.rewards import RewardWeights
 from rlkit.schedules import adapt_kl_coef
-from rlkit.trainers.assemble import as_rewards, complete, normalization_of
+from rlkit.trainers.assemble import complete, normalization_of
 from rlkit.trainers.base import LivePart, Trainer, new_learner
 from rlkit.trainers.filling import fill
 from rlkit.trainers.learner import Lesson
 from rlkit.trainers.measure import measure, reference_kl, rollout_table
 from rlkit.trainers.nodes import GreedyBaseline, PolicyScores, RewardMix, RolloutCorrection
-from rlkit.trainers.objectives import PolicyObjective
+from rlkit.trainers.objectives import FeedbackObjective, PolicyObjective
 from rlkit.trainers.runnable import Stateful
-
-RewardOfStep = Callable[[int], RewardController]
+from rlkit.trainers.terms import RewardOfStep, RewardTerms
 
 
 class RolloutTrainer(Trainer):
@@ -71,19 +73,11 @@ class RolloutTrainer(Trainer):
         dataflow: Dataflow | None = None,
     ) -> None:
         super().__init__(actor, critic=critic, reference=reference, config=config)
-        self.rewards, weights = as_rewards(reward_model)
-        self.weights = RewardWeights(weights)
-        if self.config.reward_weights is not None:
-            self.weights.set(self.config.reward_weights)
+        self.terms = RewardTerms(reward_model, self.config.reward_weights)
         self._user_dataflow = dataflow
-        self._reward_of_step: RewardOfStep | None = None
+        self.prompts = self._open(prompts, self.config.seed)
+        self.terms.follow(0, self._stage_rewards)
         self.place()
-        self.prompts = PromptSource(
-            OPENINGS if prompts is None else prompts,
-            actor.tokenizer,
-            seed=self.config.seed,
-            max_prompt_length=self.longest_prompt(),
-        )
         actor.learns_from = self.actor_learns_from
         if critic is not None:
             critic.bootstraps = self.config.bootstrap_truncated
@@ -98,7 +92,36 @@ class RolloutTrainer(Trainer):
 
     def lessons(self, batch: RolloutBatch) -> list[Lesson]:
         """What is learned from a batch of rollouts."""
-        return [Lesson(self.policy_objective(), batch)]
+        return [Lesson(self.policy_objective(), batch), *self.feedback_lessons(batch)]
+
+    def feedback_lessons(self, batch: RolloutBatch) -> list[Lesson]:
+        """What reward models learn from the batch, with the weight of the edge that leads feedback to each."""
+        engines = self.learner.engines
+        return [
+            Lesson(FeedbackObjective(reward, engines[f"reward_{reward.name}"], self.tracker), batch, weight)
+            for reward, weight in self._feedback().items()
+        ]
+
+    def _feedback(self) -> dict[RewardController, float]:
+        """Reward models that feedback leads to, and the share they take of it."""
+        edges = () if self._user_dataflow is None else self._user_dataflow.edges
+        into = {edge.target: edge for edge in edges if edge.kind == "feedback"}
+        return {
+            reward: 1.0 if (weight := into[reward].weight) is None else weight
+            for reward in self.rewards
+            if reward in into and reward.model is not None
+        }
+
+    def engines(self) -> dict[str, TrainEngine]:
+        config = self.config
+        learning = {
+            f"reward_{reward.name}": TrainEngine(
+                [Group(f"reward_{reward.name}", reward.model, role="reward")], config.weight_decay, config.max_bad_steps
+            )
+            for reward in self._feedback()
+            if reward.model is not None
+        }
+        return {**super().engines(), **learning}
 
     def policy_objective(self) -> PolicyObjective:
         """The policy loss, with the value loss of the critic if there is one."""
@@ -114,6 +137,16 @@ class RolloutTrainer(Trainer):
                 f"kl_coef={config.kl_coef} needs a reference to measure the KL against, and this trainer has none: "
                 "reference=ReferenceController(actor)"
             )
+
+    @property
+    def rewards(self) -> list[RewardController]:
+        """The reward terms in force."""
+        return self.terms.controllers
+
+    @property
+    def weights(self) -> RewardWeights:
+        """Their weights."""
+        return self.terms.weights
 
     @property
     def updates_per_step(self) -> int:
@@ -147,10 +180,11 @@ class RolloutTrainer(Trainer):
         return [self.actor, *(controller for controller in others if controller is not None)]
 
     def parts(self) -> dict[str, Stateful]:
-        return {"reward_weights": self.weights, "prompts": self.prompts, "learner": self.learner}
+        return {"prompts": self.prompts, "reward_weights": self.weights, "learner": self.learner}
 
     def live_parts(self) -> dict[str, LivePart]:
-        return {"reward_weights": self.weights}
+        curriculum = {"curriculum": self.prompts} if isinstance(self.prompts, CurriculumSource) else {}
+        return {"reward_weights": self.weights, **curriculum}
 
     def sources(self) -> Sequence[Stateful]:
         return [self.prompts]
@@ -169,17 +203,26 @@ class RolloutTrainer(Trainer):
         return rollout_table(batch)
 
     def after(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> None:
-        """Moves an adaptive KL coefficient towards its target."""
-        if self.config.kl_target is None or self.reference is None:
-            return
-        kl = float(reference_kl(batch).sum()) / batch.batch_size
-        coef = adapt_kl_coef(self.config.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, batch.batch_size)
-        self.config = self.config.replace_live({"kl_coef": coef})
+        """Moves an adaptive KL coefficient towards its target, and tells the curriculum what came of the step."""
+        config = self.config
+        if config.kl_target is not None and self.reference is not None:
+            kl = float(reference_kl(batch).sum()) / batch.batch_size
+            coef = adapt_kl_coef(config.kl_coef, kl, config.kl_target, config.kl_horizon, batch.batch_size)
+            self.config = config.replace_live({"kl_coef": coef})
+
+        rewards = batch.rewards.masked_fill(~batch.reward_valid, math.nan)
+        if isinstance(self.prompts, CurriculumSource):
+            self.prompts.observe(self.global_step, metrics, batch.rows.tolist(), rewards.tolist())
 
     def follow_settings(self) -> None:
         super().follow_settings()
-        if self._reward_of_step is not None:
-            self._take_rewards([self._reward_of_step(self.global_step)])
+        self.settle()
+
+    def settle(self) -> None:
+        """Takes the rewards of the step and of the curriculum's stage."""
+        before = (self.terms.controllers, self.terms.weights)
+        if self.terms.follow(self.global_step, self._stage_rewards):
+            self._reassemble(before)
 
     def evaluate(self, prompts: Any = None, *, count: int | None = None) -> RolloutBatch:
         """Samples and scores without learning; leaves prompts, random state and weights as they were.
@@ -190,9 +233,7 @@ class RolloutTrainer(Trainer):
         """
         self.require_own_state()
         self.follow_settings()
-        source = self.prompts
-        if prompts is not None:
-            source = PromptSource(prompts, self.actor.tokenizer, seed=0, max_prompt_length=self.longest_prompt())
+        source = self.prompts if prompts is None else self._open(prompts, seed=0)
         before = (source.state_dict(), self.actor.rng.get_state())
         try:
             return self.pipeline.run(self.draw(source, count))
@@ -201,7 +242,19 @@ class RolloutTrainer(Trainer):
             self.actor.rng.set_state(before[1])
             self.tracker.flush(self.global_step)
 
-    def draw(self, source: PromptSource | None = None, count: int | None = None) -> RolloutBatch:
+    def _open(self, prompts: Any, seed: int) -> PromptSource | CurriculumSource:
+        """A source of prompts within the model's context."""
+        if isinstance(prompts, Curriculum):
+            return prompts.open(self.actor.tokenizer, seed, self.longest_prompt())
+        given = OPENINGS if prompts is None else prompts
+        return PromptSource(given, self.actor.tokenizer, seed=seed, max_prompt_length=self.longest_prompt())
+
+    @property
+    def _stage_rewards(self) -> Any:
+        """Rewards of the curriculum's stage; None where it has none of its own."""
+        return self.prompts.stage_rewards if isinstance(self.prompts, CurriculumSource) else None
+
+    def draw(self, source: PromptSource | CurriculumSource | None = None, count: int | None = None) -> RolloutBatch:
         """The next prompts, each repeated `group_size` times, on the actor's device."""
         rows = (source or self.prompts).next(count or self.config.prompts_per_step)
         batch = RolloutBatch(
@@ -223,54 +276,50 @@ class RolloutTrainer(Trainer):
         Args:
             reward: a RewardController, or a function of the step that returns one.
         """
-        if isinstance(reward, RewardController):
-            self._reward_of_step = None
-            self._take_rewards([reward])
-        elif callable(reward):
-            self._reward_of_step = reward
-            self._take_rewards([reward(self.global_step)])
-        else:
-            raise ConfigError(f"expected a RewardController or a function of the step, got {type(reward).__name__}")
+        before = (self.terms.controllers, self.terms.weights)
+        self.terms.use(reward, self.global_step)
+        self._reassemble(before)
 
     def set_multi_reward_controllers(self, rewards: list[tuple[RewardController, float]]) -> None:
         """Replaces all rewards by these, with their weights, from the next step on."""
-        controllers, weights = as_rewards(rewards)
-        self._reward_of_step = None
-        self._take_rewards(controllers, weights)
+        before = (self.terms.controllers, self.terms.weights)
+        self.terms.use_all(rewards)
+        self._reassemble(before)
 
-    def _take_rewards(self, rewards: list[RewardController], weights: Mapping[str, float] | None = None) -> None:
-        if weights is None and [id(r) for r in rewards] == [id(r) for r in self.rewards]:
-            return
-        before = (self.rewards, self.weights)
-        known = self.weights.current
-        self.rewards = rewards
-        self.weights = RewardWeights(weights or {r.name: known.get(r.name, 1.0) for r in rewards})
+    def _reassemble(self, before: tuple[list[RewardController], RewardWeights]) -> None:
+        """Puts other terms into the dataflow; puts those before back where they do not fit."""
         try:
             self.place()
             self.dataflow = self._assemble()
         except BaseException:
-            self.rewards, self.weights = before
+            self.terms.controllers, self.terms.weights = before
             raise
+        fresh = self.engines()
+        self.learner.engines = {name: self.learner.engines.get(name, engine) for name, engine in fresh.items()}
 
     def setting_specs(self) -> dict[str, dict[str, Any]]:
         """For each live setting its type, bounds and description."""
-        return {
-            **TrainerConfig.live_specs(),
-            "reward_weights": {
-                "type": "weights",
-                "min": None,
-                "max": None,
-                "doc": "Weight of each reward term in the reward that is optimised.",
-            },
+        parts = {
+            "reward_weights": ("weights", "Weight of each reward term in the reward that is optimised."),
+            "curriculum": ("curriculum", "Stage, mixture and thresholds of the curriculum."),
         }
+        specs = {name: {"type": kind, "min": None, "max": None, "doc": doc} for name, (kind, doc) in parts.items()}
+        return {**TrainerConfig.live_specs(), **{name: specs[name] for name in self.live_parts()}}
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "reward_terms": [reward.name for reward in self.rewards]}
+        """What was asked for, as plain values, for the run folder."""
+        declared = {"curriculum": self.prompts.describe()} if isinstance(self.prompts, CurriculumSource) else {}
+        return {**super().describe(), "reward_terms": self.terms.names, **declared}
 
     # Graph
 
     def _assemble(self) -> Dataflow:
-        terms = [reward.name for reward in self.rewards]
+        terms = self.terms.names
+        for reward in self._feedback():
+            assert self._user_dataflow is not None
+            givers = [edge.source for edge in self._user_dataflow.feedback_into(reward)]
+            targets = any("reward_targets" in field_names(giver, giver.writes, "writes") for giver in givers)
+            reward.learn_from_feedback("reward_targets" if targets else "values")
         self.mixer = RewardMix(terms, self.weights, normalization_of(self.config, terms))
         self.last = self.estimator()
         scorers: list[Controller] = [self.reference] if self.reference is not None else []

@@ -55,6 +55,9 @@ class Runnable(ABC):
     def parts(self) -> dict[str, Stateful]:
         """What keeps state beside the controllers, by its key in `state_dict`."""
 
+    def settle(self) -> None:  # noqa: B027 - a hook
+        """Makes the dataflow that of the step the trainer stands at."""
+
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Live settings and the values in force."""

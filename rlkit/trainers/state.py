@@ -36,6 +36,11 @@ def load_state(trainer: Runnable, state: Mapping[str, Any]) -> None:
     """
     parts = trainer.parts()
     _require_keys("trainer", state, {"global_step", "settings", "controllers", *parts})
+    trainer.global_step = int(state["global_step"])
+    if "prompts" in parts:  # the stage of a curriculum decides which rewards there are
+        parts["prompts"].load_state_dict(state["prompts"])
+    trainer.settle()
+    parts = trainer.parts()
     controllers = {c.name: c for c in trainer.dataflow.controllers}
     _require_keys("controllers", state["controllers"], set(controllers))
     for name, controller in controllers.items():
@@ -43,7 +48,6 @@ def load_state(trainer: Runnable, state: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         part.load_state_dict(state[name])
     trainer.config = trainer.config.replace_live(state["settings"])
-    trainer.global_step = int(state["global_step"])
 
 
 def frozen_state_of(trainer: Runnable) -> dict[str, Any]:

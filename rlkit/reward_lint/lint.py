@@ -135,7 +135,7 @@ def _findings(
 
 
 def _group_findings(table: pd.DataFrame, terms: pd.DataFrame, tried: str | None) -> Iterator[Finding]:
-    """Groups without spread in what is optimised (the sum, the one term, or the function that is tried) and its parts."""
+    """Groups without spread in what is optimised (the sum, a lone term, a function that is tried) and in its parts."""
     import pandas as pd
 
     keys = ["step", "group"] if "step" in table else ["group"]

@@ -48,7 +48,8 @@ def lint_rewards(
         data: the rows of the dataset, by the column "row", for a function that asks for dataset columns. Other columns
             of the rollouts are given to it too.
         weights: of the terms, for their sizes; those in force for a run, else 1.
-        max_rows: of the rollouts, the last so many are used when there is a `fn`.
+        max_rows: of the rollouts, the last so many are used when there is a `fn`. Messages count samples from the first
+            that is used.
 
     Raises:
         DataError: there are no rollouts, or no reward among them and no function; `fn` needs a column that is missing.

@@ -54,7 +54,8 @@ def dro_loss(
     if not beta >= 0:
         raise ConfigError(f"beta must be 0 or more, given {beta!r}")
     tokens = Tokens.of(logprobs, old_logprobs, advantages, mask)
-    token_loss = tokens.only_kept(-tokens.gain * tokens.logprobs + beta / 2 * tokens.log_ratio.square())
+    distance = tokens.logprobs - tokens.old_logprobs  # not clamped: the further away, the harder it pulls
+    token_loss = tokens.only_kept(-tokens.gain * tokens.logprobs + beta / 2 * distance.square())
     return token_loss, tokens.metrics(token_loss)
 
 

@@ -39,7 +39,8 @@ class RewardController(HostedController):
             (all when left out).
         timeout: seconds that a call of a function may take. A plain function is then called in a process, which can be
             ended; an async one is cancelled. A per-sample function has one call a sample.
-        workers: processes that call a plain function, for slow ones.
+        workers: processes that call a function, for slow ones; a batched one needs `batch_size` to be spread over them.
+            The function and its arguments travel pickled, and what it changes stays in its process.
         on_error: what a call of a function that raises, takes too long or gives no reward comes to. "raise" ends the
             step with a RewardError; "abstain" gives its samples NaN, logs them by name and counts them in
             `take_failures`.

@@ -48,7 +48,8 @@ def lint_rewards(
         data: the rows of the dataset, by the column "row", for a function that asks for dataset columns. Other columns
             of the rollouts are given to it too.
         weights: of the terms, for their sizes; those in force for a run, else 1.
-        max_rows: of the rollouts, the last so many are used when there is a `fn`.
+        max_rows: of the rollouts, the last so many are used when there is a `fn`. Messages count samples from the first
+            that is used.
 
     Raises:
         DataError: there are no rollouts, or no reward among them and no function; `fn` needs a column that is missing.
@@ -135,7 +136,11 @@ def _findings(
 
 
 def _group_findings(table: pd.DataFrame, terms: pd.DataFrame, tried: str | None) -> Iterator[Finding]:
+<<<<<<< .merge_file_zF5pq0
     """Groups without spread in what is optimised (the sum, the one term, or the function tried) and its parts."""
+=======
+    """Groups without spread in what is optimised (the sum, a lone term, a function that is tried) and in its parts."""
+>>>>>>> .merge_file_HGkGlU
     import pandas as pd
 
     keys = ["step", "group"] if "step" in table else ["group"]

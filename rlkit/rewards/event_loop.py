@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -65,8 +66,7 @@ class EventLoopCalls:
         """See `Calls.close`."""
         loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:
-            with suppress(RuntimeError):  # the loop has ended already
-                loop.call_soon_threadsafe(loop.stop)
+            _stop(loop)
             if thread is not threading.current_thread():
                 thread.join(_DEAF_S)
 
@@ -75,6 +75,7 @@ class EventLoopCalls:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=_serve, args=(self._loop,), name="rlkit-async-reward", daemon=True)
             self._thread.start()
+            weakref.finalize(self, _stop, self._loop)
         return self._loop
 
     def _next(self, finished: _Finished, loop: asyncio.AbstractEventLoop) -> tuple[int, Outcome] | None:
@@ -104,7 +105,7 @@ class EventLoopCalls:
         assert self.limit is not None
         task = asyncio.current_task(loop)
         culprit = None if task is None else running.get(task)
-        loop.call_soon_threadsafe(loop.stop)
+        _stop(loop)
         self._loop = self._thread = None
         for position in list(open_calls) if culprit not in open_calls else [culprit]:
             call = open_calls.pop(position)
@@ -141,6 +142,11 @@ class EventLoopCalls:
 
     async def _made(self, call: Call) -> Any:
         return await call.make(self.fn)
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # it has ended already
+        loop.call_soon_threadsafe(loop.stop)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

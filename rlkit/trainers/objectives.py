@@ -188,7 +188,7 @@ class FeedbackObjective:
 
     def weights(self, minibatch: RolloutBatch) -> Tensor:
         """(B,): every response with a token and a reward counts the same."""
-        counted = (minibatch.reward_valid & minibatch.response_mask.any(1)).float()
+        counted: Tensor = (minibatch.reward_valid & minibatch.response_mask.any(1)).float()
         return counted / counted.sum().clamp_min(1)
 
     def accumulate(self, part: RolloutBatch, weights: Tensor, share: float, first: bool) -> None:

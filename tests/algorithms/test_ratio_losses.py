@@ -161,6 +161,7 @@ def test_dro_pulls_back() -> None:
     assert loss == pytest.approx([2 + 0.05 * 0.25])
     assert grad == pytest.approx([-2 + 0.1 * 0.5])
     assert metrics["approx_kl"] == -0.5
+    assert _run(LOSSES["dro"], [-50.0], [-1.0], [0.0])[1] == pytest.approx([-4.9])
 
 
 def test_gpg_is_the_policy_gradient() -> None:

@@ -15,8 +15,6 @@ from rlkit.batch import RolloutBatch
 from rlkit.controllers.reward import RewardController
 from rlkit.errors import RewardError
 
-nbformat = pytest.importorskip("nbformat")
-
 
 def batch() -> RolloutBatch:
     return RolloutBatch(
@@ -78,7 +76,7 @@ def test_rewards_work_inside_a_loop_that_runs(fn: Any) -> None:
 
 
 def test_rewards_defined_in_a_notebook_cell_work_there() -> None:
-    client = pytest.importorskip("nbclient")
+    nbformat, client = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     cell = """
 import asyncio, time
 from rlkit import RewardController, RolloutBatch

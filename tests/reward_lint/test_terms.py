@@ -1,13 +1,8 @@
-"""Reward lint: for every check a table of rollouts that trips it and one that does not, with the value by hand."""
+"""Reward lint of recorded terms: for every check a table that trips it and one that does not, values by hand."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import math
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +11,11 @@ import pandas as pd
 import pytest
 
 import rlkit
-from rlkit.controllers.reward import RewardController
-from rlkit.errors import DataError, RewardError, RunError
-from rlkit.reward_lint import Finding, LintReport, lint_rewards
-from rlkit.rewards import overlong_penalty
-from rlkit.runs.layout import RunFolder, read_status, write_status
+from rlkit.errors import DataError, RunError
+from rlkit.reward_lint import lint_rewards
+from rlkit.runs.layout import read_status, write_status
 from rlkit.runs.rollouts import write_rollouts
-from tests.tiny import tiny_classifier, tiny_tokenizer
-
-# Sixteen lengths whose ranks have no correlation with 0..15: they rise, and then fall back the same way.
-LENGTHS = [10, 11, 12, 13, 14, 15, 16, 17, 17, 16, 15, 14, 13, 12, 11, 10]
-RISING = [float(i) for i in range(16)]
-
-
-def table(**columns: Any) -> dict[str, list[Any]]:
-    """Sixteen rollouts in four groups, with a reward that no check has anything against."""
-    base: dict[str, list[Any]] = {
-        "step": [1] * 16,
-        "row": [i // 4 for i in range(16)],
-        "group": [i // 4 for i in range(16)],
-        "prompt": [f"prompt {i // 4}" for i in range(16)],
-        "response": [f"{i:x}" * length for i, length in enumerate(LENGTHS)],
-        "response_length": LENGTHS,
-        "finish_reason": ["stop"] * 16,
-    }
-    return base | columns
-
-
-def make_run(root: Path) -> RunFolder:
-    root.mkdir()
-    folder = RunFolder(root)
-    folder.config.write_text("{}")
-    write_status(folder, {"state": "stopped", "step": 1, "came_up": True})
-    return folder
-
-
-def found(report: LintReport, check: str) -> Finding:
-    """The one finding of a check."""
-    (finding,) = [f for f in report.findings if f.check == check]
-    return finding
-
-
-def lint(fn: Any = None, **columns: Any) -> LintReport:
-    return lint_rewards(table(**columns), fn)
+from tests.reward_lint.tables import LENGTHS, RISING, found, lint, make_run, table
 
 
 def test_a_sound_reward_has_no_findings() -> None:
@@ -187,120 +144,6 @@ def test_few_rollouts_are_not_judged_by_correlation() -> None:
     assert report.ok
 
 
-# A function
-
-
-def test_a_function_is_called_on_the_recorded_responses() -> None:
-    report = lint(lambda response_length, prompt, finish_reason: float(response_length * (finish_reason == "stop")))
-    assert report.terms == ("reward",)
-    assert found(report, "length").value == pytest.approx(1.0)
-    assert found(report, "latency").severity == "info"
-
-
-def test_a_function_that_fails_names_samples_and_reason() -> None:
-    def picky(response: str) -> Any:
-        return {"0": 1 / 2, "3": math.nan, "5": "high"}.get(response[0]) if response[0] != "7" else 1 / 0
-
-    finding = found(lint(picky), "values")
-    assert (finding.term, finding.severity, finding.value) == ("picky", "error", 3)
-    assert "fails on samples 3, 5, 7. The first: reward 'picky' returned nan for sample 3" in finding.message
-    finding = found(lint(lambda responses: [1.0]), "values")
-    assert finding.value == 16
-    assert "returned 1 rewards for 16 samples" in finding.message
-
-
-def test_a_function_whose_parameters_cannot_be_filled_is_an_error_at_once() -> None:
-    with pytest.raises(RewardError, match="asks for a column 'answer'"):
-        lint(lambda response, answer: 0.0)
-
-
-def test_dataset_columns_come_from_the_table_or_from_the_dataset() -> None:
-    def right(response: str, answer: float) -> float:
-        return answer + len(response) / 100
-
-    answers = [0.5, 1.5, 2.5, 3.5]
-    by_row = lint_rewards(table(), right, data=[{"answer": a} for a in answers])
-    in_table = lint(right, answer=[answers[i // 4] for i in range(16)])
-    assert by_row.terms == in_table.terms == ("right",)
-    assert not [f for f in by_row.findings if f.severity != "info"]
-    with pytest.raises(DataError, match=r"of dataset row 3, which data \(length 3\) lacks"):
-        lint_rewards(table(), right, data=[{"answer": a} for a in answers[:3]])
-
-
-def test_latency_of_a_slow_function_and_of_a_few_slow_calls() -> None:
-    def slow_once(response: str) -> float:
-        time.sleep(0.3 if response[0] == "6" else 0)
-        return float(int(response[0], 16))
-
-    finding = found(lint(slow_once), "latency")
-    assert finding.severity == "warning"
-    assert 0.3 <= finding.value < 2
-    assert "on sample 6" in finding.message
-    assert "median" in finding.message
-
-    async def slow(response: str) -> float:
-        await asyncio.sleep(1.05)
-        return float(int(response[0], 16))
-
-    finding = found(lint(slow), "latency")
-    assert finding.severity == "warning"
-    assert finding.value > 1.05
-    assert "is slow" in finding.message
-
-
-def test_a_limit_that_is_reached_is_told() -> None:
-    async def endless(response: str) -> float:
-        await asyncio.sleep(60 if response[0] == "2" else 0)
-        return float(int(response[0], 16))
-
-    controller = RewardController(endless, timeout=0.3)
-    finding = found(lint(controller), "values")
-    assert (finding.term, finding.severity, finding.value) == ("endless", "error", 1)
-    assert "runs into its time limit on sample 2" in finding.message
-    assert controller.take_failures() == {"timeouts": 0, "errors": 0}
-
-
-def test_a_function_that_gives_other_values_when_called_again() -> None:
-    calls = itertools.count()
-
-    def noisy(response: str) -> float:
-        return float(int(response[0], 16)) + (next(calls) >= 16 and response[0] in "4b")
-
-    finding = found(lint(noisy), "determinism")
-    assert (finding.term, finding.severity, finding.value) == ("noisy", "warning", 2)
-    assert "for samples 4, 11 (first 4, then 5)" in finding.message
-    assert lint(lambda response: None if response[0] == "0" else float(int(response[0], 16))).ok
-
-
-def test_a_function_is_checked_against_recorded_terms_and_replaces_its_own_name() -> None:
-    def value(response: str) -> float:
-        return float(int(response[0], 16))
-
-    report = lint_rewards(table(**{"reward/other": RISING, "reward/value": [1.0] * 16}), value)
-    assert report.terms == ("other", "value")
-    assert found(report, "terms").term == "other / value"
-    assert lint_rewards(table(**{"reward/value": RISING}), value, name="new").terms == ("value", "new")
-
-
-def test_only_the_last_rows_are_given_to_a_function() -> None:
-    seen: list[str] = []
-
-    def watching(responses: list[str]) -> list[float]:
-        seen.extend(r[0] for r in responses)
-        return [float(int(r[0], 16)) for r in responses]
-
-    assert lint_rewards(table(), watching, max_rows=4).rollouts == 4
-    assert seen == ["c", "d", "e", "f"] * 2
-
-
-def test_a_controller_with_a_model_and_a_penalty() -> None:
-    report = lint(RewardController(tiny_classifier(), tiny_tokenizer(), name="model"))
-    assert report.terms == ("model",)
-    assert not [f for f in report.findings if f.severity == "error"]
-    report = lint(overlong_penalty(17, 8))
-    assert found(report, "length").value == pytest.approx(-1.0)
-
-
 # What can be linted
 
 
@@ -345,43 +188,3 @@ def test_what_cannot_be_linted_is_refused(tmp_path: Path) -> None:
 def test_numpy_numbers_and_booleans_are_numbers() -> None:
     values = [np.float32(i) if i % 2 else np.int64(i) for i in range(15)] + [True]
     assert not [f for f in lint(**{"reward/a": values}).findings if f.check == "values"]
-
-
-# The report
-
-
-def report() -> LintReport:
-    nasty = "<script>alert(1)</script>"
-    return lint(**{f"reward/{nasty}": [1.0] * 16, "reward/b": [math.inf, *RISING[1:]], "reward/c": RISING})
-
-
-def test_the_report_as_text_is_aligned_with_the_gravest_first() -> None:
-    lines = repr(report()).splitlines()
-    assert lines[0].startswith("reward lint of 3 terms, 16 rollouts: 1 error, ")
-    assert lines[1].startswith("✖ error    values")
-    assert [line for line in lines if len(line) > 125] == []
-    starts = {line.index(f.message[:12]) for f in report().findings for line in lines if f.message[:12] in line}
-    assert len(starts) == 1
-    severities = [f.severity for f in report().findings]
-    assert severities == sorted(severities, key=["error", "warning", "info"].index)
-    assert not report().ok
-    assert list(report().table()["severity"]) == severities
-
-
-def test_the_report_in_a_cell_is_escaped_and_takes_its_colours_from_the_page() -> None:
-    page = report()._repr_html_()
-    assert "<script" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert "✖ error" in page, "severity is told in words and signs, not by colour alone"
-    assert "color:inherit" in page
-    assert "#" not in page.replace("&#x27;", "")
-    assert page.count("<tr>") == page.count("</tr>") == len(report().findings) + 1
-
-
-def test_lint_loads_no_torch(tmp_path: Path) -> None:
-    program = (
-        "import sys, rlkit; r = rlkit.lint_rewards({'prompt': ['p'], 'response': ['r']}, lambda response: 1.0); "
-        "print(len(r.findings), 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "2 False\n"

@@ -43,15 +43,13 @@ class TaskReward:
     """The library's own scorer as a reward function: 1 for a right answer, less for a near or a wrong one.
 
     What stands between the last <answer> and </answer> of the response is scored, or the whole response where there
-    are no such tags. Some kinds read the answer as an expression (countdown): they run text that the policy wrote
-    through a parser, and a huge power can keep it busy, so give such a reward a time limit.
+    are no such tags. Some kinds (countdown) read the answer as an expression with sympy, whose parser evaluates it as
+    Python: what the policy wrote is run, and a huge power can keep it busy. Score such kinds in a process that may
+    touch nothing of worth, under a time limit.
 
     Args:
         name: of the kind of task.
         levels: settings of each level, as in `Tasks.levels`.
-
-    Raises:
-        ConfigError: the library is missing.
     """
 
     def __init__(self, name: str, levels: Mapping[str, Mapping[str, Any]]) -> None:
@@ -68,6 +66,7 @@ class TaskReward:
 
         Raises:
             RewardError: a level that these tasks do not have.
+            ConfigError: the library is missing.
         """
         if level not in self._levels:
             raise RewardError(f"task {self.__name__!r} has the levels {', '.join(self._levels)}, given {level!r}")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.curriculum import Curriculum, CurriculumSource, Ramp, Reaches, Stage, Steps
+from rlkit.curriculum.mixture import draw
 from rlkit.data import PromptSource
 from rlkit.errors import ConfigError, DataError
 from tests.tiny import tiny_tokenizer
@@ -139,8 +140,21 @@ def test_by_pass_rate_prefers_what_is_neither_solved_nor_hopeless() -> None:
 
 
 def test_a_pool_of_weight_zero_is_never_drawn() -> None:
-    source = _open([Stage("all", {"b": 1e-300})], {name: ["the film"] for name in "abc"})
+    # The smallest weight there is: half of all numbers below 1, times it, round up to it.
+    source = _open([Stage("all", {"b": 5e-324})], {name: ["the film"] for name in "abc"})
     assert set(_drawn(source, 300)) == {"b"}
+
+
+class Drawn(np.random.Generator):
+    """A generator whose numbers are given."""
+
+    def random(self, *_: Any, **__: Any) -> Any:
+        return np.array([0.0, 0.2499, 0.25, 1.0 - 2.0**-53])
+
+
+def test_the_draw_by_hand() -> None:
+    weights = {"a": 0.0, "b": 0.5, "c": 0.0, "d": 1.5, "e": 0.0}
+    assert draw(Drawn(np.random.PCG64()), weights, 4) == ["b", "b", "d", "d"]
 
 
 # Pass rates
@@ -209,6 +223,7 @@ def _declare(**changes: Any) -> Curriculum:
         (lambda: _declare(stages=[TWO[0]]), "stage 'first' is the last one and has nothing to go on to"),
         (lambda: _declare(stages=[Stage("a", {"easy": 1e308, "hard": 1e308})]), "stage 'a' are too large to add up"),
         (lambda: _declare(pass_decay=1.0), "pass_decay must lie between 0 and 1"),
+        (lambda: _declare(pass_at="1"), "pass_at must be a finite number, given '1'"),
         (lambda: _declare(pass_floor=0.0), "pass_floor must be above 0"),
         (lambda: Stage("", {"easy": 1}), "a stage needs a name"),
         (lambda: Stage("a", "by_passrate"), "mixture='by_passrate' is neither weights nor 'by_pass_rate'"),

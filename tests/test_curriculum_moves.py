@@ -49,6 +49,11 @@ def test_a_threshold_must_hold_for_steps_in_a_row() -> None:
     assert source.history()[-1]["reason"] == "m at or above 0.8 for 3 steps"
 
 
+def test_steps_above_the_threshold_of_one_stage_do_not_count_in_the_next() -> None:
+    rule = Reaches("m", 0.8, for_steps=2)
+    assert _stages(_source(rule, rule), [0.9] * 5) == [0, 1, 1, 2, 2]
+
+
 def test_it_falls_back_after_as_many_steps_below_the_lower_threshold() -> None:
     source = _source(Reaches("m", 0.8, for_steps=2, falls_back_below=0.5))
     #          up ------  between -  one below   two below: back   between  up again
@@ -89,8 +94,8 @@ def test_noise_between_the_thresholds_does_not_make_it_flap() -> None:
 
 def test_smoothing_is_a_running_average_that_starts_anew_in_each_stage() -> None:
     source = _source(Reaches("m", 0.7, smoothing=0.5), Reaches("m", 0.7, smoothing=0.5))
-    # s0: 0, 0.5, 0.75 goes on. s1: 0.6, 0.6, then 0.8 gives 0.7.
-    assert _stages(source, [0.0, 1.0, 1.0, 0.6, 0.6, 0.8]) == [0, 0, 1, 1, 1, 2]
+    # s0: 0, 0.5, 0.75 goes on. s1: 0.66 (with the 0.75 of s0 it would be 0.705), 0.63, 0.715.
+    assert _stages(source, [0.0, 1.0, 1.0, 0.66, 0.6, 0.8]) == [0, 0, 1, 1, 1, 2]
     plain = _source(Reaches("m", 0.7), Reaches("m", 0.7))
     assert _stages(plain, [0.0, 1.0, 1.0]) == [0, 1, 2]
 

@@ -241,6 +241,8 @@ def test_weights_set_by_hand_last_until_the_stage_ends() -> None:
     # The first weights of the ramp in "mixed".
     assert source.settings()["pool_weights"] == {"easy": 0.3, "hard": 0.1, "odd": 0.0}
     source.set({"pool_weights": {"odd": 1}})
+    source.set({"stage": "warm-up"})
+    assert source.settings()["pool_weights"] == {"easy": 1.0, "hard": 0.0, "odd": 0.0}
     source.set({"stage": "all", "pool_weights": {"odd": 0.5}})
     assert source.settings()["pool_weights"] == pytest.approx({"easy": 0.3, "hard": 0.3, "odd": 0.5})
 

@@ -9,7 +9,7 @@ from typing import Any
 from rlkit.config_fields import refuse_unknown
 from rlkit.curriculum.mixture import require_weight
 from rlkit.curriculum.source import CurriculumSource
-from rlkit.curriculum.stages import Reaches, Stage
+from rlkit.curriculum.stages import Reaches, Stage, number
 from rlkit.curriculum.view import stage_table
 from rlkit.errors import ConfigError
 
@@ -54,6 +54,8 @@ class Curriculum:
         pass_decay: float = 0.99,
         pass_floor: float = 0.05,
     ) -> None:
+        pass_at, pass_decay = number(pass_at, "pass_at"), number(pass_decay, "pass_decay")
+        pass_floor = number(pass_floor, "pass_floor")
         if not 0.0 < pass_decay < 1.0:
             raise ConfigError(f"pass_decay must lie between 0 and 1, both excluded, given {pass_decay!r}")
         if not pass_floor > 0.0:

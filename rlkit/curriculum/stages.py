@@ -90,13 +90,13 @@ class Reaches:
     def __post_init__(self) -> None:
         if self.metric is not None and (not isinstance(self.metric, str) or not self.metric):
             raise ConfigError(f"Reaches needs the name of a metric, such as 'reward/mean', given {self.metric!r}")
-        object.__setattr__(self, "value", _number(self.value, "value of Reaches"))
+        object.__setattr__(self, "value", number(self.value, "value of Reaches"))
         _whole(self.for_steps, "for_steps of Reaches")
-        object.__setattr__(self, "smoothing", _number(self.smoothing, "smoothing of Reaches"))
+        object.__setattr__(self, "smoothing", number(self.smoothing, "smoothing of Reaches"))
         if not 0.0 <= self.smoothing < 1.0:
             raise ConfigError(f"smoothing of Reaches must be at least 0 and below 1, given {self.smoothing}")
         if self.falls_back_below is not None:
-            object.__setattr__(self, "falls_back_below", _number(self.falls_back_below, "falls_back_below"))
+            object.__setattr__(self, "falls_back_below", number(self.falls_back_below, "falls_back_below"))
             if self.falls_back_below > self.value:
                 raise ConfigError(
                     f"falls_back_below={self.falls_back_below} is above value={self.value}, so the stage would end and "
@@ -191,13 +191,14 @@ def edited_rule(stage: str, until: Until | None, changes: Any) -> Until:
 
 def weight(value: Any, what: str) -> float:
     """A weight of 0 or more as a float. Raises ConfigError for anything else."""
-    number = _number(value, what)
-    if number < 0:
+    checked = number(value, what)
+    if checked < 0:
         raise ConfigError(f"{what} must be 0 or more, given {value!r}")
-    return number
+    return checked
 
 
-def _number(value: Any, what: str) -> float:
+def number(value: Any, what: str) -> float:
+    """A finite number as a float. Raises ConfigError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{what} must be a finite number, given {value!r}")
     return float(value)

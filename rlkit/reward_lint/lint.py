@@ -136,11 +136,7 @@ def _findings(
 
 
 def _group_findings(table: pd.DataFrame, terms: pd.DataFrame, tried: str | None) -> Iterator[Finding]:
-<<<<<<< .merge_file_zF5pq0
-    """Groups without spread in what is optimised (the sum, the one term, or the function tried) and its parts."""
-=======
     """Groups without spread in what is optimised (the sum, a lone term, a function that is tried) and in its parts."""
->>>>>>> .merge_file_HGkGlU
     import pandas as pd
 
     keys = ["step", "group"] if "step" in table else ["group"]

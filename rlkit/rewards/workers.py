@@ -56,6 +56,14 @@ class _Worker:
         """When it was started, or its call began."""
         self.begun = False
 
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    @property
+    def lives(self) -> bool:
+        return bool(self._process.is_alive())
+
     def send(self, position: int, call: Call) -> None:
         """Hand over a call."""
         self.task, self.begun, self.since = (position, call), False, time.perf_counter()
@@ -64,11 +72,10 @@ class _Worker:
 
     def kill(self) -> int | None:
         """End the process and those that it has started; returns its exit code."""
-        pid = self._process.pid
-        if self._process.is_alive():  # not yet waited for, so that the id is still its own
+        if self.lives:  # not yet waited for, so that the id is still its own
             for end in (os.killpg, os.kill):
                 with suppress(ProcessLookupError, PermissionError):
-                    end(pid, signal.SIGKILL)
+                    end(self.pid, signal.SIGKILL)
         self._process.join()
         self.connection.close()
         self._lifeline.close()
@@ -108,7 +115,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """Ids of the processes that are there."""
-        return [worker._process.pid for worker in self._alive]
+        return [worker.pid for worker in self._alive]
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Outcome]]:
         """See `Calls.run`.
@@ -117,6 +124,9 @@ class WorkerPool:
             RewardError: an argument cannot be pickled, or a process does not come up with the function.
         """
         waiting = deque(enumerate(calls))
+        self._drop(
+            *[worker for worker in self._alive if not worker.lives]
+        )  # ended while idle, which is no call's fault
         done = False
         try:
             while waiting or any(worker.task is not None for worker in self._alive):

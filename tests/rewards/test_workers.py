@@ -100,6 +100,26 @@ def test_a_process_that_dies_costs_its_sample_only() -> None:
         score(scorer)
 
 
+def test_a_process_that_dies_while_idle_costs_no_sample() -> None:
+    with caller(len, workers=1) as scorer:
+        assert score(scorer, 2) == [2.0, 2.0]
+        (pid,) = pids(scorer)
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        assert score(scorer, 2) == [2.0, 2.0]
+        assert pids(scorer) != [pid]
+
+
+def test_arguments_that_cannot_be_sent_are_named() -> None:
+    def fine(response: str, lock: object) -> float:
+        return 1.0
+
+    with caller(fine, workers=1) as scorer:
+        with pytest.raises(RewardError, match=r"an argument of reward 'fine' cannot be sent to a process on sample 0"):
+            scorer.score(["p"], ["r"], [{"lock": threading.Lock()}])
+        assert scorer.score(["p"], ["r"], [{"lock": "open"}]) == [1.0]
+
+
 def test_a_call_that_holds_the_interpreter_is_ended_with_what_it_started(tmp_path: Any) -> None:
     note = tmp_path / "child"
 

@@ -218,6 +218,10 @@ class RolloutTrainer(Trainer):
         super().follow_settings()
         self.settle()
 
+    def let_go(self) -> None:
+        for reward in self.rewards:
+            reward.close()
+
     def settle(self) -> None:
         """Takes the rewards of the step and of the curriculum's stage."""
         before = (self.terms.controllers, self.terms.weights)
@@ -294,6 +298,9 @@ class RolloutTrainer(Trainer):
         except BaseException:
             self.terms.controllers, self.terms.weights = before
             raise
+        for reward in before[0]:
+            if reward not in self.rewards:
+                reward.close()
         fresh = self.engines()
         self.learner.engines = {name: self.learner.engines.get(name, engine) for name, engine in fresh.items()}
 

@@ -55,6 +55,9 @@ class Runnable(ABC):
     def parts(self) -> dict[str, Stateful]:
         """What keeps state beside the controllers, by its key in `state_dict`."""
 
+    def let_go(self) -> None:  # noqa: B027 - a hook
+        """Ends processes and threads of the trainer's parts; they start anew when they are needed."""
+
     def settle(self) -> None:  # noqa: B027 - a hook
         """Makes the dataflow that of the step the trainer stands at."""
 
@@ -154,8 +157,9 @@ class Runnable(ABC):
         return run
 
     def release(self, owner: str) -> None:
-        """Gives up device memory; `owner`, the folder of a run, owns the state from now on."""
+        """Gives up device memory and processes; `owner`, the folder of a run, owns the state from now on."""
         release_memory(self)
+        self.let_go()
         self._owner = owner
 
     def reclaim(self, state: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
@@ -166,9 +170,10 @@ class Runnable(ABC):
         self._owner = None
 
     def close(self) -> None:
-        """Frees the memory of the models; the trainer cannot be used afterwards."""
+        """Frees the memory of the models and ends processes; the trainer cannot be used afterwards."""
         if self._owner is None:
             release_memory(self)
+            self.let_go()
         self._owner = "a closed trainer"
 
     def dataflow_json(self) -> dict[str, Any]:

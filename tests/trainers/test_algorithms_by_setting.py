@@ -350,10 +350,7 @@ def test_feedback_into_a_callable_is_refused() -> None:
 
 def test_swapped_rewards_change_the_dataflow_and_its_weights() -> None:
     actor = ActorController(tiny_model(), tiny_tokenizer())
-    reference = ReferenceController(actor)
-    trainer = PPOTrainer(
-        actor, CriticController(trunk=actor), {"good": good}, reference, prompts=PROMPTS, config=CONFIG
-    )
+    trainer = PPOTrainer(actor, CriticController(trunk=actor), {"good": good}, prompts=PROMPTS, config=CONFIG)
     trainer.set_multi_reward_controllers([(RewardController(good), 0.4), (RewardController(short), 0.6)])
     assert trainer.settings()["reward_weights"] == {"good": 0.4, "short": 0.6}
     table = trainer.step().rollouts

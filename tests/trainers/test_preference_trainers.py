@@ -186,18 +186,17 @@ def test_what_dpo_cannot_do_is_refused() -> None:
 def test_a_background_run_of_dpo_goes_on_and_comes_back(tmp_path: Any) -> None:
     trainer = dpo()
     trainer.step()
-    run = trainer.start(str(tmp_path / "run"), steps=3)
-    run.set(beta=0.5)
-    run.wait(120)
-    metrics = run.metrics
-    assert list(metrics.index) == [2, 3, 4]
-    assert "preferences/loss" in metrics
+    run = trainer.start(str(tmp_path / "run"))
+    assert run.set(beta=0.5).wait(60).state == "applied"
     with pytest.raises(RequestRefused, match="reward_weights"):
-        run.set(reward_weights={"good": 1.0})
+        run.set(reward_weights={"good": 1.0}).wait(60)
+    run.stop().wait(60)
+    run.wait(60)
+    assert "preferences/loss" in run.metrics
     assert set(run.rollouts["preference"]) == {1.0, -1.0}
-    run.load()
-    assert trainer.global_step == 4
-    assert trainer.step().step == 5
+    assert run.load() is trainer
+    assert trainer.settings()["beta"] == 0.5
+    assert trainer.step().step == run.metrics.index.max() + 1
 
 
 # Online DPO

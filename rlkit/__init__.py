@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from rlkit.controllers.reference import ReferenceController
     from rlkit.controllers.reward import RewardController
     from rlkit.curriculum import Curriculum, Ramp, Reaches, Stage, Steps
+    from rlkit.data.pairs import PreferenceBatch
+    from rlkit.data.tasks import graded_tasks
     from rlkit.dataflow import Dataflow
     from rlkit.device_map import DeviceMap
     from rlkit.metrics.tracker import MetricsTracker
-    from rlkit.pairs import PreferenceBatch
     from rlkit.pipeline import Pipeline
     from rlkit.reward_lint import lint_rewards
     from rlkit.runs.handle import Run, attach, list_runs
@@ -98,6 +99,7 @@ __all__ = [
     "TrainerConfig",
     "__version__",
     "attach",
+    "graded_tasks",
     "lint_rewards",
     "list_runs",
     "presets",
@@ -123,7 +125,7 @@ _DEFINED_IN = {
     "OnlineDPOTrainer": "rlkit.trainers.online_dpo",
     "PPOTrainer": "rlkit.trainers.ppo",
     "Pipeline": "rlkit.pipeline",
-    "PreferenceBatch": "rlkit.pairs",
+    "PreferenceBatch": "rlkit.data.pairs",
     "RLTrainer": "rlkit.trainers.from_names",
     "Ramp": "rlkit.curriculum",
     "Reaches": "rlkit.curriculum",
@@ -138,6 +140,7 @@ _DEFINED_IN = {
     "Steps": "rlkit.curriculum",
     "TrainerConfig": "rlkit.config",
     "attach": "rlkit.runs.handle",
+    "graded_tasks": "rlkit.data.tasks",
     "lint_rewards": "rlkit.reward_lint",
     "list_runs": "rlkit.runs.handle",
 }

@@ -13,7 +13,7 @@ from rlkit.controllers.reward import RewardController
 from rlkit.dataflow import Dataflow
 from rlkit.device_map import DeviceMap
 from rlkit.errors import ConfigError, RewardError
-from rlkit.reward_weights import Normalization
+from rlkit.rewards.weights import Normalization
 
 
 def as_rewards(given: Any) -> tuple[list[RewardController], dict[str, float]]:

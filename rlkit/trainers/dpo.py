@@ -12,8 +12,8 @@ from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.hosted import HostedController
 from rlkit.controllers.reference import ReferenceController
+from rlkit.data.pairs import PreferenceBatch
 from rlkit.errors import ConfigError
-from rlkit.pairs import PreferenceBatch
 from rlkit.trainers.base import Trainer, new_learner
 from rlkit.trainers.learner import Lesson
 from rlkit.trainers.measure import pair_table
@@ -37,7 +37,7 @@ class DPOTrainer(Trainer):
 
     Args:
         actor: the policy to train.
-        preferences: pairs of texts or of chats, see `rlkit.preferences.PreferenceSource`.
+        preferences: pairs of texts or of chats, see `rlkit.data.preferences.PreferenceSource`.
         reference: the policy that holds the actor near it; None takes a frozen copy of the actor (or the actor's base
             model, where it trains an adapter).
         reference_free: compare with no reference at all.

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from rlkit.batch import RolloutBatch
+from rlkit.data.pairs import PreferenceBatch
 from rlkit.engines.train import TrainEngine
 from rlkit.errors import CheckpointError
 from rlkit.metrics import MetricsTracker
-from rlkit.pairs import PreferenceBatch
 from rlkit.schedules import learning_rate
 from rlkit.trainers.nodes import HasConfig
 from rlkit.trainers.objectives import Objective

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlkit.algorithms.kl import kl_estimate
 from rlkit.batch import RolloutBatch
 from rlkit.curriculum import CurriculumSource
-from rlkit.pairs import PreferenceBatch
+from rlkit.data.pairs import PreferenceBatch
 from rlkit.trainers.filling import spread_rows
 
 if TYPE_CHECKING:

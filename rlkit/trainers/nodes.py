@@ -15,8 +15,8 @@ from rlkit.controllers.base import Controller
 from rlkit.controllers.reward import RewardController
 from rlkit.generation.base import SamplingParams
 from rlkit.metrics import MetricsTracker
-from rlkit.reward_weights import Normalization
 from rlkit.rewards import RewardWeights, mix
+from rlkit.rewards.weights import Normalization
 
 
 class HasConfig(Protocol):

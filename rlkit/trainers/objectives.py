@@ -16,10 +16,10 @@ from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.critic import CriticController
 from rlkit.controllers.reward import RewardController
+from rlkit.data.pairs import PreferenceBatch
 from rlkit.engines.logprobs import EntropyMode, TokenScores
 from rlkit.engines.train import TrainEngine
 from rlkit.metrics import MetricsTracker
-from rlkit.pairs import PreferenceBatch
 from rlkit.trainers.nodes import HasConfig
 from rlkit.trainers.policy_loss import policy_loss
 

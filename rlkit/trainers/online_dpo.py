@@ -10,9 +10,9 @@ from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.base import Controller
 from rlkit.controllers.reference import ReferenceController
+from rlkit.data.pairs import PreferenceBatch
 from rlkit.dataflow import Dataflow
 from rlkit.errors import ConfigError
-from rlkit.pairs import PreferenceBatch
 from rlkit.trainers.estimators import GroupPreferences
 from rlkit.trainers.learner import Lesson
 from rlkit.trainers.objectives import PreferenceObjective

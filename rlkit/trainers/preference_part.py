@@ -8,14 +8,14 @@ from typing import Any
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.reference import ReferenceController
+from rlkit.data.pairs import PreferenceBatch
+from rlkit.data.preferences import PreferenceSource
 from rlkit.dataflow import Dataflow
-from rlkit.dataflow_checks import PROMPT_FIELDS
+from rlkit.dataflow.checks import PROMPT_FIELDS
 from rlkit.engines.models import context_length
 from rlkit.errors import DataError
 from rlkit.metrics import MetricsTracker
-from rlkit.pairs import PreferenceBatch
 from rlkit.pipeline import Pipeline
-from rlkit.preferences import PreferenceSource
 
 PAIR_FIELDS = (*PROMPT_FIELDS, "generated_ids", "response_mask", "responses", "preferences")
 """What a batch of pairs holds before the reference has scored it."""

@@ -8,7 +8,7 @@ import torch
 
 from rlkit import CheckpointError, Controller, DataflowError, DeviceMap, Field, PlacementError
 from rlkit.controllers.base import field_names
-from tests.graph_fakes import Actor, prompts
+from tests.dataflow.fakes import Actor, prompts
 
 
 class Brevity(Controller):

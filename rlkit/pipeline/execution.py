@@ -13,10 +13,10 @@ import torch
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.base import Controller, FieldValues
 from rlkit.errors import DataflowError
-from rlkit.failures import clear_frames, name_error
 from rlkit.fields import Field
-from rlkit.streaming import StreamReader, check_emitted
-from rlkit.threads import Stopped, ThreadGroup
+from rlkit.pipeline.failures import clear_frames, name_error
+from rlkit.pipeline.streaming import StreamReader, check_emitted
+from rlkit.pipeline.threads import Stopped, ThreadGroup
 
 if TYPE_CHECKING:
     from rlkit.pipeline import SpanTracker

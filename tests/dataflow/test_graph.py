@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlkit import Dataflow, DataflowError, DeviceMap, Field
 from rlkit.dataflow import Edge
-from tests.graph_fakes import Actor, Step, chain, length_reward
+from tests.dataflow.fakes import Actor, Step, chain, length_reward
 
 CRITIC_READS = ("generated_ids", "response_mask")
 

@@ -16,7 +16,7 @@ from rlkit import RewardError
 from rlkit.batch import RolloutBatch
 from rlkit.dataflow import Dataflow
 from rlkit.pipeline import Pipeline
-from tests.graph_fakes import Actor, Step, StreamingActor, chain, length_reward, prompts
+from tests.dataflow.fakes import Actor, Step, StreamingActor, chain, length_reward, prompts
 
 
 def spin_until(event: threading.Event) -> None:

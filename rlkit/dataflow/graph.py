@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlkit.controllers.base import Controller, Port, field_names
-from rlkit.dataflow_checks import PROMPT_FIELDS, check_dataflow, cycle_message, find_cycle
-from rlkit.dataflow_svg import render_svg
-from rlkit.dataflow_text import render_text
+from rlkit.dataflow.checks import PROMPT_FIELDS, check_dataflow, cycle_message, find_cycle
+from rlkit.dataflow.svg import render_svg
+from rlkit.dataflow.text import render_text
 from rlkit.errors import DataflowError
 
 __all__ = ["Dataflow", "Edge"]
@@ -151,7 +151,7 @@ class Dataflow:
         Args:
             sources: fields that the batch starts with.
             complete: True once a trainer has added its own controllers. False leaves out what a trainer still adds:
-                who writes the fields that are learned from, and the fields of `rlkit.dataflow_checks.TRAINER_FIELDS`.
+                who writes the fields that are learned from, and the fields of `rlkit.dataflow.checks.TRAINER_FIELDS`.
             idle: controllers that do not run, because the batch starts with what they would write.
 
         Raises:

@@ -13,7 +13,7 @@ from rlkit import DataError, DataflowError, DeviceMap, RewardError, RlkitError
 from rlkit.batch import Field, RolloutBatch
 from rlkit.dataflow import Dataflow
 from rlkit.pipeline import Pipeline, StageError
-from tests.graph_fakes import DOUBLE, Actor, Spans, Step, StreamingActor, chain, length_reward, prompts
+from tests.dataflow.fakes import DOUBLE, Actor, Spans, Step, StreamingActor, chain, length_reward, prompts
 
 SCORE = Field("score", ("B",), "float32", "a number")
 

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rlkit.data.pairs import PreferenceBatch
+from rlkit.data.preferences import PreferenceRow, PreferenceSource
 from rlkit.errors import DataError
-from rlkit.pairs import PreferenceBatch
-from rlkit.preferences import PreferenceRow, PreferenceSource
 from tests.tiny import tiny_tokenizer
 
 PLAIN, CHATTY = tiny_tokenizer(), tiny_tokenizer(chat=True)

@@ -14,7 +14,7 @@ from rlkit.batch import DataCollector, Field, RolloutBatch
 from rlkit.controllers.base import Controller
 from rlkit.dataflow import Dataflow
 from rlkit.pipeline import Pipeline
-from tests.graph_fakes import Actor, Step, StreamingActor, answers, chain, length_reward, prompts
+from tests.dataflow.fakes import Actor, Step, StreamingActor, answers, chain, length_reward, prompts
 from tests.tiny import tiny_model, tiny_tokenizer
 
 MARKS = Field("marks", ("B", "T"), "float32", "1000 x first prompt id + position, on sampled tokens")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit import Dataflow
-from rlkit.dataflow_layout import lay_out
-from rlkit.dataflow_svg import render_svg
-from tests.graph_fakes import Actor, Step, chain, length_reward
+from rlkit.dataflow.layout import lay_out
+from rlkit.dataflow.svg import render_svg
+from tests.dataflow.fakes import Actor, Step, chain, length_reward
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
-from rlkit.dataflow_text import edge_tooltip, field_lines, returning_label, shorten
-from rlkit.svg_paths import Point, around, number, through
+from rlkit.dataflow.svg_paths import Point, around, number, through
+from rlkit.dataflow.text import edge_tooltip, field_lines, returning_label, shorten
 
 __all__ = ["Box", "Drawing", "Route", "lay_out"]
 

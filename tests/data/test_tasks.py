@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlkit.data import PromptSource
+from rlkit.data.tasks import Tasks, graded_tasks
 from rlkit.errors import ConfigError, DataError, RewardError
 from rlkit.rewards import RewardFunction
-from rlkit.tasks import Tasks, graded_tasks
 from tests.tiny import tiny_tokenizer
 
 reasoning_gym = pytest.importorskip("reasoning_gym")

@@ -13,7 +13,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.controllers.base import FieldValues
 from rlkit.errors import DataError, DataflowError
 from rlkit.fields import Field
-from rlkit.threads import Stopped
+from rlkit.pipeline.threads import Stopped
 
 __all__ = ["StreamReader", "check_emitted"]
 

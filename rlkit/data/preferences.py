@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlkit.epochs import Epochs, fingerprint
+from rlkit.data.epochs import Epochs, fingerprint
+from rlkit.data.reading import PromptEncoder, read_rows
 from rlkit.errors import ConfigError, DataError
-from rlkit.prompts import PromptEncoder, read_rows
 
 __all__ = ["PreferenceRow", "PreferenceSource"]
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.base import Controller, field_names
 from rlkit.dataflow import Dataflow
-from rlkit.dataflow_checks import PROMPT_FIELDS, field_specs
+from rlkit.dataflow.checks import PROMPT_FIELDS, field_specs
 from rlkit.errors import DataflowError
-from rlkit.execution import Execution, Task
-from rlkit.failures import StageError
+from rlkit.pipeline.execution import Execution, Task
+from rlkit.pipeline.failures import StageError
 
 __all__ = ["Pipeline", "SpanTracker", "StageError"]
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlkit.epochs import Epochs, fingerprint
+from rlkit.data.epochs import Epochs, fingerprint
+from rlkit.data.reading import PromptEncoder, read_rows, split_row
 from rlkit.errors import ConfigError, DataError
-from rlkit.prompts import PromptEncoder, read_rows, split_row
 
 __all__ = ["OPENINGS", "PromptRow", "PromptSource"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlkit.batch import RolloutBatch
 from rlkit.collate import DataCollector
+from rlkit.data.preferences import PreferenceRow
 from rlkit.errors import DataError
-from rlkit.preferences import PreferenceRow
 
 __all__ = ["PreferenceBatch"]
 

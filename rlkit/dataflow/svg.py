@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from rlkit.dataflow_layout import Box, Route, lay_out
-from rlkit.dataflow_text import render_text
-from rlkit.svg_paths import number
+from rlkit.dataflow.layout import Box, Route, lay_out
+from rlkit.dataflow.svg_paths import number
+from rlkit.dataflow.text import render_text
 
 __all__ = ["render_svg"]
 

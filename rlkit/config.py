@@ -7,7 +7,7 @@ Fields marked live can be changed while a run goes on (`run.set(lr=1e-6)`); the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
@@ -52,9 +52,9 @@ class TrainerConfig(Checked):
 
     lr: float | None = live(None, low=0.0)
     """Peak learning rate of the actor. None takes that of an optimizer the actor came with, else 1e-6."""
-    critic_lr: float | None = live(None, low=0.0)
+    critic_lr: float | None = live(None, low=0.0, aspect="critic")
     """Peak learning rate of the critic. None takes that of an optimizer the critic came with, else the actor's."""
-    reward_lr: float | None = live(None, low=0.0)
+    reward_lr: float | None = live(None, low=0.0, aspect="feedback")
     """Peak learning rate of reward models that learn from feedback; None takes the actor's."""
     lr_schedule: Literal["constant", "linear", "cosine"] = fixed("constant")
     """Shape of the learning rate after warm-up; linear and cosine fall to zero at `total_steps`."""
@@ -67,38 +67,38 @@ class TrainerConfig(Checked):
     max_bad_steps: int = fixed(3, low=1)
     """Consecutive updates with non-finite gradients after which training stops; each one is skipped and counted."""
 
-    kl_coef: float = live(0.0, low=0.0)
+    kl_coef: float = live(0.0, low=0.0, aspect="policy")
     """Weight of the KL penalty that holds the policy near the reference."""
     kl_placement: Literal["reward", "loss"] = fixed("reward")
     """Where the penalty enters: subtracted from each token's reward, or added to the loss (GRPO)."""
     kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = fixed("k1")
     """Estimator of the per-token KL, see `rlkit.algorithms.kl`; "k3+" has k3's value with k2's unbiased gradient."""
-    kl_target: float | None = live(None, above=0.0)
+    kl_target: float | None = live(None, above=0.0, aspect="policy")
     """Target KL a response, in nats, for the adaptive coefficient (Ziegler et al. 2019); None keeps `kl_coef` fixed."""
     kl_horizon: int = fixed(10_000, low=1)
     """Rollouts over which the adaptive coefficient reacts."""
 
     policy_loss: PolicyLoss = fixed("ppo")
     """Loss of the policy, see `rlkit.algorithms`: PPO's clipped surrogate or one of its kin."""
-    clip_low: float = live(0.2, low=0.0, high=1.0)
+    clip_low: float = live(0.2, low=0.0, high=1.0, aspect="clip")
     """The probability ratio is held above 1 - clip_low (DPPO: the bound on the divergence of falling tokens)."""
-    clip_high: float = live(0.2, low=0.0)
+    clip_high: float = live(0.2, low=0.0, aspect="clip")
     """The probability ratio is held below 1 + clip_high (DPPO: the bound on the divergence of rising tokens)."""
-    dual_clip: float | None = live(None, above=1.0)
+    dual_clip: float | None = live(None, above=1.0, aspect="dual clip")
     """PPO: bound on the loss of tokens with negative advantage (Ye et al. 2020); None leaves it off."""
-    ratio_cap: float = live(20.0, above=1.0)
+    ratio_cap: float = live(20.0, above=1.0, aspect="dppo")
     """DPPO: largest probability ratio that weighs a token."""
-    sapo_tau_pos: float = live(1.0, above=0.0)
+    sapo_tau_pos: float = live(1.0, above=0.0, aspect="sapo")
     """SAPO: temperature of the soft gate on tokens with positive advantage."""
-    sapo_tau_neg: float = live(1.05, above=0.0)
+    sapo_tau_neg: float = live(1.05, above=0.0, aspect="sapo")
     """SAPO: temperature of the soft gate on tokens with negative advantage."""
-    dro_beta: float = live(0.05, above=0.0)
+    dro_beta: float = live(0.05, above=0.0, aspect="dro")
     """DRO: weight of the squared log-ratio."""
-    value_clip: float | None = live(0.2, above=0.0)
+    value_clip: float | None = live(0.2, above=0.0, aspect="critic")
     """How far a value may move from the one before the update; None leaves the value loss unclipped."""
-    value_coef: float = live(0.5, low=0.0)
+    value_coef: float = live(0.5, low=0.0, aspect="critic")
     """Weight of the value loss where critic and actor are updated together on one trunk."""
-    entropy_coef: float = live(0.0, low=0.0)
+    entropy_coef: float = live(0.0, low=0.0, aspect="policy")
     """Weight of the entropy bonus."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
         fixed("token-mean")
@@ -107,9 +107,9 @@ class TrainerConfig(Checked):
 
     advantage_estimator: AdvantageEstimator = fixed("grpo")
     """How trainers without a critic turn rewards into advantages, see `rlkit.algorithms.advantages`."""
-    gamma: float = live(1.0, low=0.0, high=1.0)
+    gamma: float = live(1.0, low=0.0, high=1.0, aspect="discount")
     """Discount of future rewards, per token."""
-    lam: float = live(0.95, low=0.0, high=1.0)
+    lam: float = live(0.95, low=0.0, high=1.0, aspect="critic")
     """GAE's lambda."""
     whiten_advantages: bool = fixed(True)
     """PPO and GDPO: shift and scale the advantages of a step to mean 0 and variance 1 over response tokens."""
@@ -126,9 +126,9 @@ class TrainerConfig(Checked):
 
     correction_weights: Literal["none", "token", "sequence"] = fixed("none")
     """Importance weights of trainer against sampler, truncated (TIS): none, one a token, or one a response."""
-    correction_threshold: float = live(2.0, above=0.0)
+    correction_threshold: float = live(2.0, above=0.0, aspect="correction")
     """Largest correction weight."""
-    correction_floor: float | None = live(None, above=0.0)
+    correction_floor: float | None = live(None, above=0.0, aspect="correction")
     """Weights outside [floor, threshold] become 0 (IcePop); None only truncates."""
     correction_normalise: bool = fixed(False)
     """Divide the correction weights by their mean over the step, so that the loss keeps its size."""
@@ -136,24 +136,24 @@ class TrainerConfig(Checked):
     """What is not learned from where trainer and sampler disagree: nothing, tokens, responses."""
     rejection_kind: Literal["k1", "k2", "k3"] = fixed("k1")
     """Rejection: the measure of disagreement, see `rlkit.algorithms.correction`."""
-    rejection_band: float = live(2.0, above=1.0)
+    rejection_band: float = live(2.0, above=1.0, aspect="rejection by band")
     """Rejection by k1: the ratio of trainer to sampler lies within [1 / band, band]."""
-    rejection_limit: float = live(0.1, above=0.0)
+    rejection_limit: float = live(0.1, above=0.0, aspect="rejection by limit")
     """Rejection by k2 and k3: largest divergence in nats."""
 
-    beta: float = live(0.1, above=0.0)
+    beta: float = live(0.1, above=0.0, aspect="dpo")
     """DPO: how strongly the policy is held to the reference (Rafailov et al. 2023)."""
     preference_loss: Literal["sigmoid", "ipo", "hinge"] = fixed("sigmoid")
     """DPO: loss of a pair's margin."""
-    label_smoothing: float = live(0.0, low=0.0, high=0.5)
+    label_smoothing: float = live(0.0, low=0.0, high=0.5, aspect="dpo")
     """DPO, sigmoid: probability that a pair's labels are the wrong way round (Mitchell 2023)."""
     average_logprobs: bool | None = fixed(None)
     """DPO: compare log-probs per token rather than per response; None takes what the loss is defined on."""
-    dpo_ratio: float = live(0.5, low=0.0, high=1.0)
+    dpo_ratio: float = live(0.5, low=0.0, high=1.0, aspect="hybrid")
     """Hybrid: share of the DPO loss; the policy loss has the rest."""
-    dpo_ratio_end: float | None = live(None, low=0.0, high=1.0)
+    dpo_ratio_end: float | None = live(None, low=0.0, high=1.0, aspect="hybrid")
     """Hybrid: share that `dpo_ratio` moves to on a straight line over `dpo_ratio_steps`; None keeps it."""
-    dpo_ratio_steps: int = live(100, low=1)
+    dpo_ratio_steps: int = live(100, low=1, aspect="hybrid")
     """Hybrid: steps from `dpo_ratio` to `dpo_ratio_end`, counted from the first step."""
 
     max_new_tokens: int = fixed(32, low=1)
@@ -162,9 +162,9 @@ class TrainerConfig(Checked):
     """Longest prompt in tokens; None takes what the model's context leaves beside `max_new_tokens`."""
     temperature: float = live(1.0, above=0.0)
     """Sampling temperature; every log-prob in the loss belongs to this distribution."""
-    top_p: float = live(1.0, above=0.0, high=1.0)
+    top_p: float = live(1.0, above=0.0, high=1.0, aspect="sampling")
     """Nucleus sampling; below 1 the sampler truncates the distribution that the loss uses, and the gap is logged."""
-    top_k: int = live(0, low=0)
+    top_k: int = live(0, low=0, aspect="sampling")
     """Sample among the k most probable tokens; 0 takes all."""
     generation: Literal["native"] = fixed("native")
     """Engine that samples responses; this version has the native one."""
@@ -241,17 +241,20 @@ class TrainerConfig(Checked):
         return self.batch_size // self.group_size
 
     @classmethod
-    def live_fields(cls) -> tuple[str, ...]:
-        """Names of the fields that can change while a run goes on."""
-        return tuple(f.name for f in dataclasses.fields(cls) if f.metadata.get("live"))
+    def live_fields(cls, aspects: Container[str] | None = None) -> tuple[str, ...]:
+        """Names of the fields that can change while a run goes on; with `aspects`, those that matter to them."""
+        live = [f for f in dataclasses.fields(cls) if f.metadata.get("live")]
+        return tuple(
+            f.name for f in live if aspects is None or f.metadata["aspect"] is None or f.metadata["aspect"] in aspects
+        )
 
     @classmethod
-    def live_specs(cls) -> dict[str, dict[str, Any]]:
-        """For each live field its type ("float" or "int"), bounds (inclusive; None where open) and docstring."""
-        hints = hints_of(cls)
+    def live_specs(cls, aspects: Container[str] | None = None) -> dict[str, dict[str, Any]]:
+        """For each of `live_fields` its type ("float" or "int"), bounds (inclusive; None where open) and docstring."""
+        hints, names = hints_of(cls), cls.live_fields(aspects)
         specs = {}
         for entry in dataclasses.fields(cls):
-            if entry.metadata.get("live"):
+            if entry.name in names:
                 kind = next(k for k in (int, float) if k is hints[entry.name] or k in get_args(hints[entry.name]))
                 low = entry.metadata["above"] if entry.metadata["low"] is None else entry.metadata["low"]
                 specs[entry.name] = {

@@ -21,9 +21,21 @@ from rlkit.errors import ConfigError
 __all__ = ["Checked", "fixed", "hints_of", "live", "refuse_unknown"]
 
 
-def live(default: Any, *, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
-    """A live-tunable field with its bounds: `low`/`high` inclusive, `above` exclusive."""
-    return field(default=default, metadata={"live": True, "low": low, "high": high, "above": above})
+def live(
+    default: Any,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    aspect: str | None = None,
+) -> Any:
+    """A live-tunable field with its bounds: `low`/`high` inclusive, `above` exclusive.
+
+    Args:
+        aspect: what an algorithm must have for the field to mean something to it; None for every algorithm.
+    """
+    bounds = {"low": low, "high": high, "above": above}
+    return field(default=default, metadata={"live": True, "aspect": aspect, **bounds})
 
 
 def fixed(default: Any, *, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:

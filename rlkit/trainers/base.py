@@ -105,6 +105,10 @@ class Trainer(Runnable):
     def after(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> None:
         """Called at the end of a step with its metrics."""
 
+    def aspects(self) -> set[str]:
+        """What of `TrainerConfig`'s live settings means something to this trainer, see `rlkit.config_fields.live`."""
+        return {"critic"} if self.critic is not None else set()
+
     def live_parts(self) -> dict[str, LivePart]:
         """Parts with live settings of their own, by the name of the setting."""
         return {}
@@ -173,7 +177,7 @@ class Trainer(Runnable):
 
     def settings(self) -> dict[str, Any]:
         """Live settings and the values in force, those of parts under the part's name."""
-        live = {name: getattr(self.config, name) for name in TrainerConfig.live_fields()}
+        live = {name: getattr(self.config, name) for name in TrainerConfig.live_fields(self.aspects())}
         return {**live, **{name: part.settings() for name, part in self.live_parts().items()}}
 
     def set(self, **changes: Any) -> None:
@@ -184,6 +188,7 @@ class Trainer(Runnable):
         """
         if not changes:
             raise ConfigError(f"nothing to set; live settings are {', '.join(self.settings())}")
+        self._require_meaning(changes)
         parts = {name: part for name, part in self.live_parts().items() if name in changes}
         config = self.config.replace_live({name: value for name, value in changes.items() if name not in parts})
         self.check_settings(config)
@@ -196,6 +201,15 @@ class Trainer(Runnable):
                 part.load_state_dict(before[name])
             raise
         self.config = config
+
+    def _require_meaning(self, changes: Mapping[str, Any]) -> None:
+        """Refuses settings of another algorithm, which would be changed to no effect."""
+        idle = set(TrainerConfig.live_fields()) - set(TrainerConfig.live_fields(self.aspects()))
+        if unused := sorted(idle & set(changes)):
+            raise ConfigError(
+                f"{', '.join(unused)} means nothing to this {type(self).__name__} as it is configured; live settings "
+                f"are {', '.join(self.settings())}"
+            )
 
     def check_settings(self, config: TrainerConfig) -> None:
         """Refuses settings that this trainer cannot follow."""

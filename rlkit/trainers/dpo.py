@@ -91,7 +91,10 @@ class DPOTrainer(Trainer):
 
     def setting_specs(self) -> dict[str, dict[str, Any]]:
         """For each live setting its type, bounds and description."""
-        return TrainerConfig.live_specs()
+        return TrainerConfig.live_specs(self.aspects())
+
+    def aspects(self) -> set[str]:
+        return {"dpo"}
 
     def gather(self) -> tuple[RolloutBatch, list[Lesson]]:
         pairs = self.preferences.draw(self.config.batch_size)

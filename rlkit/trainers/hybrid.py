@@ -65,6 +65,10 @@ class HybridTrainer(RolloutTrainer):
         self.preferences = PreferencePart(preferences, actor, reference, self.config, self.tracker, alone=False)
         self.preference_objective = PreferenceObjective(self, actor, self.learner.engines["policy"], self.tracker)
 
+    def aspects(self) -> set[str]:
+        """Those of both losses and of their ratio."""
+        return super().aspects() | {"dpo", "hybrid"}
+
     def estimator(self) -> Controller:
         """GAE from the critic's values where there is one, else what `advantage_estimator` names."""
         kind = GaeAdvantages if self.critic is not None else CriticFreeAdvantages

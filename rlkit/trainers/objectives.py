@@ -15,7 +15,6 @@ from rlkit.algorithms.value_losses import clipped_value_loss
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.critic import CriticController
-from rlkit.controllers.reward import RewardController
 from rlkit.data.pairs import PreferenceBatch
 from rlkit.engines.logprobs import EntropyMode, TokenScores
 from rlkit.engines.train import TrainEngine
@@ -168,45 +167,6 @@ class PreferenceObjective:
         track(self.tracker, metrics, area="preferences")
         with self.tracker.span("preferences/backward"):
             self.engine.backward(share * loss)
-
-
-class FeedbackObjective:
-    """Fine-tunes a reward model towards what a critic, or a controller of one's own, says of its responses.
-
-    The loss of a response is `(score - target)^2 / 2`, where the target is the critic's value before the last token,
-    its estimate of the reward to come, or `reward_targets` where the batch holds them. Weighed lightly, it makes the
-    model agree with what returns have shown, and smooths the reward; alone it would forget what it was trained on.
-
-    Args:
-        reward: a reward controller with a model.
-        engine: takes its gradients.
-        tracker: takes the metrics.
-    """
-
-    def __init__(self, reward: RewardController, engine: TrainEngine, tracker: MetricsTracker) -> None:
-        self.reward, self.engine, self.tracker = reward, engine, tracker
-
-    def weights(self, minibatch: RolloutBatch) -> Tensor:
-        """(B,): every response with a token and a reward counts the same."""
-        counted: Tensor = (minibatch.reward_valid & minibatch.response_mask.any(1)).float()
-        return counted / counted.sum().clamp_min(1)
-
-    def accumulate(self, part: RolloutBatch, weights: Tensor, share: float, first: bool) -> None:
-        with self.tracker.span("update/reward"):
-            scores = self.reward.differentiable_scores(part)
-            loss = 0.5 * (scores - self._targets(part).to(scores)).square()
-            self.engine.backward(share * (loss * weights.to(loss)).sum())
-        counted = weights > 0
-        name = f"feedback/{self.reward.name}_loss"
-        self.tracker.add_sum_count(name, loss.detach()[counted.to(loss.device)].sum(), counted.sum())
-
-    def _targets(self, part: RolloutBatch) -> Tensor:
-        if self.reward.learns_from == ("reward_targets",):
-            targets: Tensor = part.reward_targets
-            return targets
-        last = (part.response_lengths - 1).clamp_min(0).unsqueeze(1)
-        values: Tensor = part.values
-        return values.gather(1, last).squeeze(1)
 
 
 def track(tracker: MetricsTracker, metrics: LossMetrics, area: str = "train") -> None:

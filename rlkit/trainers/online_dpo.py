@@ -45,6 +45,10 @@ class OnlineDPOTrainer(RolloutTrainer):
     ) -> None:
         super().__init__(actor, reward_model, reference=reference, prompts=prompts, config=config, dataflow=dataflow)
 
+    def aspects(self) -> set[str]:
+        """Those of DPO and of sampling."""
+        return {"dpo", "sampling"}
+
     def estimator(self) -> Controller:
         """The best and the worst response of each group."""
         return GroupPreferences(self)

@@ -13,7 +13,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.collate import DataCollector
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
-from rlkit.controllers.base import Controller, field_names
+from rlkit.controllers.base import Controller
 from rlkit.controllers.critic import CriticController
 from rlkit.controllers.hosted import HostedController
 from rlkit.controllers.reference import ReferenceController
@@ -21,18 +21,19 @@ from rlkit.controllers.reward import RewardController
 from rlkit.curriculum import Curriculum, CurriculumSource
 from rlkit.data import OPENINGS, PromptSource
 from rlkit.dataflow import Dataflow
-from rlkit.engines.train import Group, TrainEngine
+from rlkit.engines.train import TrainEngine
 from rlkit.errors import ConfigError
 from rlkit.pipeline import Pipeline
 from rlkit.rewards import RewardWeights
 from rlkit.schedules import adapt_kl_coef
 from rlkit.trainers.assemble import complete, normalization_of
 from rlkit.trainers.base import LivePart, Trainer, new_learner
+from rlkit.trainers.feedback import feedback_engines, feedback_lessons, feedback_shares, let_learn
 from rlkit.trainers.filling import fill
 from rlkit.trainers.learner import Lesson
 from rlkit.trainers.measure import measure, reference_kl, rollout_table
 from rlkit.trainers.nodes import GreedyBaseline, PolicyScores, RewardMix, RolloutCorrection
-from rlkit.trainers.objectives import FeedbackObjective, PolicyObjective
+from rlkit.trainers.objectives import PolicyObjective
 from rlkit.trainers.runnable import Stateful
 from rlkit.trainers.terms import RewardOfStep, RewardTerms
 
@@ -92,36 +93,16 @@ class RolloutTrainer(Trainer):
 
     def lessons(self, batch: RolloutBatch) -> list[Lesson]:
         """What is learned from a batch of rollouts."""
-        return [Lesson(self.policy_objective(), batch), *self.feedback_lessons(batch)]
+        feedback = feedback_lessons(batch, self._learning, self.learner.engines, self.tracker)
+        return [Lesson(self.policy_objective(), batch), *feedback]
 
-    def feedback_lessons(self, batch: RolloutBatch) -> list[Lesson]:
-        """What reward models learn from the batch, with the weight of the edge that leads feedback to each."""
-        engines = self.learner.engines
-        return [
-            Lesson(FeedbackObjective(reward, engines[f"reward_{reward.name}"], self.tracker), batch, weight)
-            for reward, weight in self._feedback().items()
-        ]
-
-    def _feedback(self) -> dict[RewardController, float]:
-        """Reward models that feedback leads to, and the share they take of it."""
-        edges = () if self._user_dataflow is None else self._user_dataflow.edges
-        into = {edge.target: edge for edge in edges if edge.kind == "feedback"}
-        return {
-            reward: 1.0 if (weight := into[reward].weight) is None else weight
-            for reward in self.rewards
-            if reward in into and reward.model is not None
-        }
+    @property
+    def _learning(self) -> dict[RewardController, float]:
+        """Reward models that learn, and the share they take of the feedback."""
+        return feedback_shares(self._user_dataflow, self.rewards)
 
     def engines(self) -> dict[str, TrainEngine]:
-        config = self.config
-        learning = {
-            f"reward_{reward.name}": TrainEngine(
-                [Group(f"reward_{reward.name}", reward.model, role="reward")], config.weight_decay, config.max_bad_steps
-            )
-            for reward in self._feedback()
-            if reward.model is not None
-        }
-        return {**super().engines(), **learning}
+        return {**super().engines(), **feedback_engines(list(self._learning), self.config)}
 
     def policy_objective(self) -> PolicyObjective:
         """The policy loss, with the value loss of the critic if there is one."""
@@ -181,6 +162,20 @@ class RolloutTrainer(Trainer):
 
     def parts(self) -> dict[str, Stateful]:
         return {"prompts": self.prompts, "reward_weights": self.weights, "learner": self.learner}
+
+    def aspects(self) -> set[str]:
+        config = self.config
+        found = super().aspects() | {"policy", "sampling"}
+        if config.policy_loss not in ("sapo", "dro", "gpg"):
+            found.add("clip")
+        found |= {"dual clip"} if config.policy_loss == "ppo" else {config.policy_loss.split("-")[0]}
+        if self.critic is not None or config.advantage_estimator == "reinforce++":
+            found.add("discount")
+        if config.correction_weights != "none":
+            found.add("correction")
+        if config.rejection != "none":
+            found.add("rejection by band" if config.rejection_kind == "k1" else "rejection by limit")
+        return found | ({"feedback"} if self._learning else set())
 
     def live_parts(self) -> dict[str, LivePart]:
         curriculum = {"curriculum": self.prompts} if isinstance(self.prompts, CurriculumSource) else {}
@@ -311,7 +306,7 @@ class RolloutTrainer(Trainer):
             "curriculum": ("curriculum", "Stage, mixture and thresholds of the curriculum."),
         }
         specs = {name: {"type": kind, "min": None, "max": None, "doc": doc} for name, (kind, doc) in parts.items()}
-        return {**TrainerConfig.live_specs(), **{name: specs[name] for name in self.live_parts()}}
+        return {**TrainerConfig.live_specs(self.aspects()), **{name: specs[name] for name in self.live_parts()}}
 
     def describe(self) -> dict[str, Any]:
         """What was asked for, as plain values, for the run folder."""
@@ -322,11 +317,7 @@ class RolloutTrainer(Trainer):
 
     def _assemble(self) -> Dataflow:
         terms = self.terms.names
-        for reward in self._feedback():
-            assert self._user_dataflow is not None
-            givers = [edge.source for edge in self._user_dataflow.feedback_into(reward)]
-            targets = any("reward_targets" in field_names(giver, giver.writes, "writes") for giver in givers)
-            reward.learn_from_feedback("reward_targets" if targets else "values")
+        let_learn(self._user_dataflow, self.rewards)
         self.mixer = RewardMix(terms, self.weights, normalization_of(self.config, terms))
         self.last = self.estimator()
         scorers: list[Controller] = [self.reference] if self.reference is not None else []

@@ -16,7 +16,7 @@ from rlkit.engines.forward import bare_model
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.skinny import SideBySide
 
-__all__ = ["LlamaDecoder", "is_llama_like"]
+__all__ = ["LlamaDecoder", "LlamaLayer", "is_llama_like", "normalise"]
 
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -45,7 +45,7 @@ class LlamaDecoder(CachedDecoder):
         super().__init__(model, cache_argument)
         self.capacity = capacity
         self.trunk = self.model.model
-        self.layers = [_Layer(layer) for layer in self.trunk.layers]
+        self.layers = [LlamaLayer(layer) for layer in self.trunk.layers]
         self.head = SideBySide([self.model.lm_head])
         self.width = 0  # columns of the cache that are in use
 
@@ -78,10 +78,10 @@ class LlamaDecoder(CachedDecoder):
         bias = self.bias[..., : self.width]
         for layer, stored in zip(self.layers, self.stored[..., : self.width, :], strict=True):
             x = layer(x, cos, sin, stored, bias)
-        return self.head(_normalise(self.trunk.norm, x)).contiguous()
+        return self.head(normalise(self.trunk.norm, x)).contiguous()
 
 
-class _Layer:
+class LlamaLayer:
     """One decoder layer for one new token per row."""
 
     def __init__(self, layer: Any) -> None:
@@ -94,23 +94,34 @@ class _Layer:
         self.gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
         self.down = SideBySide([mlp.down_proj])
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
-        """(B, H) to (B, H); the token's key and value go into the last column of `stored` (2, B, heads, W, D)."""
-        x = x + self.out(self._attend(_normalise(self.norms[0], x), cos, sin, stored, bias))
-        gate, up = self.gate_up(_normalise(self.norms[1], x)).chunk(2, dim=-1)
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None = None
+    ) -> Tensor:
+        """(B, H) to (B, H); the token's key and value go into a column of `stored` (2, B, heads, W, D).
+
+        That is the column `place` (1,) int64, or the last one.
+        """
+        x = x + self.out(self._attend(normalise(self.norms[0], x), cos, sin, stored, bias, place))
+        gate, up = self.gate_up(normalise(self.norms[1], x)).chunk(2, dim=-1)
         return x + self.down(self.activation(gate) * up)
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
+    def _attend(
+        self, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None
+    ) -> Tensor:
         rows, key_heads, head_dim = len(x), stored.shape[2], stored.shape[-1]
         heads = self.query_key_value(x).view(rows, -1, head_dim)  # queries, then keys, then values
         rotating, value = heads[:, :-key_heads], heads[:, -key_heads:]
         if self.head_norms is not None:
             query, key = rotating[:, :-key_heads], rotating[:, -key_heads:]
-            rotating = torch.cat([_normalise(self.head_norms[0], query), _normalise(self.head_norms[1], key)], dim=1)
+            rotating = torch.cat([normalise(self.head_norms[0], query), normalise(self.head_norms[1], key)], dim=1)
         rotated = torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, dims=-1), sin)
         keys, values = stored
-        keys[:, :, -1] = rotated[:, -key_heads:]
-        values[:, :, -1] = value
+        if place is None:
+            keys[:, :, -1] = rotated[:, -key_heads:]
+            values[:, :, -1] = value
+        else:
+            keys.index_copy_(2, place, rotated[:, -key_heads:].unsqueeze(2))
+            values.index_copy_(2, place, value.unsqueeze(2))
         # Grouped by the key they share; the fast attention kernels want the last dimension to lie together.
         query = rotated[:, :-key_heads].contiguous().view(rows, key_heads, -1, head_dim)
         scale = self.attention.scaling
@@ -122,5 +133,6 @@ class _Layer:
         return torch.bmm(shares.flatten(0, 1), values.flatten(0, 1)).view(rows, -1)
 
 
-def _normalise(norm: Any, x: Tensor) -> Tensor:
+def normalise(norm: Any, x: Tensor) -> Tensor:
+    """RMS norm by a module's weight and epsilon, in one operation."""
     return rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)

@@ -1,5 +1,7 @@
 """Batched decoding on the trainer's own module: no second copy of the weights, no second forward for log-probs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from rlkit.engines.shared_prompts import cache_argument, distinct_prompts
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
+from rlkit.generation.graphed import GraphedDecoder
 from rlkit.generation.llama import LlamaDecoder, is_llama_like
 from rlkit.generation.sampling import sample
 
@@ -34,6 +37,14 @@ class NativeGenerator:
         self.model = model
         configured = getattr(getattr(bare_model(model), "config", None), "pad_token_id", None)
         self.pad_token_id = next((token for token in (pad_token_id, configured) if token is not None), 0)
+        self._graphed: GraphedDecoder | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_graphed": None}  # buffers and graphs belong to a process
+
+    def release(self) -> None:
+        """Gives up memory kept from call to call."""
+        self._graphed = None
 
     def generate(
         self,
@@ -50,10 +61,23 @@ class NativeGenerator:
         uniforms = torch.rand(
             len(input_ids), params.max_new_tokens, generator=rng, dtype=torch.float64, device=rng.device
         ).to(device)
+        graphed = self._on_device(device)
+        if graphed is not None:
+            with torch.no_grad(), evaluation_mode(self.model):
+                return graphed.generate(input_ids, attention_mask, params, uniforms, on_finished)
         rollouts = _Rollouts(input_ids, params, self.pad_token_id, on_finished)
         with torch.no_grad(), evaluation_mode(self.model):
             self._decode(input_ids, attention_mask, params, uniforms, rollouts)
         return rollouts.result()
+
+    def _on_device(self, device: torch.device) -> GraphedDecoder | None:
+        """The decoder that stays on a GPU, where there is one and the model allows it."""
+        cache = cache_argument(bare_model(self.model))
+        if device.type != "cuda" or cache is None or not is_llama_like(self.model):
+            return None
+        if self._graphed is None:
+            self._graphed = GraphedDecoder(self.model, cache, self.pad_token_id)
+        return self._graphed
 
     def _decode(
         self, input_ids: Tensor, attention_mask: Tensor, params: SamplingParams, uniforms: Tensor, rollouts: "_Rollouts"

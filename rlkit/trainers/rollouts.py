@@ -214,6 +214,7 @@ class RolloutTrainer(Trainer):
         self.settle()
 
     def let_go(self) -> None:
+        self.actor.generator.release()
         for reward in self.rewards:
             reward.close()
 

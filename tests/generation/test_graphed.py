@@ -1,0 +1,149 @@
+"""Decoding in fixed buffers gives what decoding in growing ones gives; graphs themselves need a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.engines.shared_prompts import cache_argument
+from rlkit.generation import graphed
+from rlkit.generation.base import Generated, SamplingParams
+from rlkit.generation.graphed import GraphedDecoder
+from rlkit.generation.native import NativeGenerator
+from tests.generation.models import CONFIGS, family_model, prompts
+
+FAMILIES = ["llama", "llama-biased", "llama-long", "qwen2", "qwen3"]
+
+
+def both(family: str, params: SamplingParams, copies: int = 3, **options: Any) -> tuple[Generated, Generated]:
+    """What the plain generator and the one with fixed buffers sample with the same random numbers."""
+    model = family_model(family)
+    ids, mask = (part.repeat_interleave(copies, 0) for part in prompts())
+    plain = NativeGenerator(model, 2).generate(ids, mask, params, torch.Generator().manual_seed(1))
+    uniforms = torch.rand(
+        len(ids), params.max_new_tokens, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    argument = cache_argument(model)
+    assert argument is not None
+    decoder = GraphedDecoder(model, argument, 2, graphs=False)
+    with torch.no_grad():
+        return plain, decoder.generate(ids, mask, params, uniforms, **options)
+
+
+def assert_same(a: Generated, b: Generated) -> None:
+    assert torch.equal(a.response_mask, b.response_mask)
+    width = a.generated_ids.shape[1] - a.response_mask.shape[1]
+    tails = [g.generated_ids[:, width:] * g.response_mask for g in (a, b)]
+    assert torch.equal(*tails)
+    torch.testing.assert_close(a.rollout_logprobs, b.rollout_logprobs, rtol=1e-4, atol=1e-5)
+    assert list(a.finish_reasons) == list(b.finish_reasons)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.8}, {"temperature": 0.0}], ids=str
+)
+def test_it_samples_what_the_plain_path_samples(family: str, options: dict[str, Any]) -> None:
+    assert_same(*both(family, SamplingParams(max_new_tokens=24, stop_token_ids=(2, 7, 11), **options)))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_rows_that_finish_are_moved_out_of_the_batch(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed, "LOOK_EVERY", every)
+    monkeypatch.setattr(graphed, "ROW_STEP", 2)
+    monkeypatch.setattr(graphed, "WIDTH_STEP", 8)
+    sizes: list[int] = []
+    forward = GraphedDecoder._forward
+
+    def watched(self: GraphedDecoder, buffers: Any, rows: Any, width: int, params: SamplingParams) -> None:
+        sizes.append(len(rows))
+        forward(self, buffers, rows, width, params)
+
+    monkeypatch.setattr(GraphedDecoder, "_forward", watched)
+    stops = tuple(range(2, 14))
+    plain, fixed = both("llama", SamplingParams(max_new_tokens=30, stop_token_ids=stops), copies=6)
+    assert_same(plain, fixed)
+    assert len(set(sizes)) > 2, sizes
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) < 29  # nobody runs any more
+
+
+def test_every_row_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed, "LOOK_EVERY", 3)
+    told: dict[int, Tensor] = {}
+
+    def listen(rows: list[int], finished: Generated) -> None:
+        for place, row in enumerate(rows):
+            assert row not in told
+            told[row] = finished.rollout_logprobs[place]
+
+    _, fixed = both("qwen2", SamplingParams(20, stop_token_ids=(2, 3, 4, 5)), on_finished=listen)
+    assert sorted(told) == list(range(len(fixed.generated_ids)))
+    for row, logprobs in told.items():
+        wanted = fixed.rollout_logprobs[row]
+        torch.testing.assert_close(logprobs[: int(fixed.response_mask[row].sum())], wanted[fixed.response_mask[row]])
+
+
+def test_a_second_call_with_other_prompts_leaves_nothing_behind() -> None:
+    model = family_model("llama")
+    argument = cache_argument(model)
+    assert argument is not None
+    decoder = GraphedDecoder(model, argument, 2, graphs=False)
+    params = SamplingParams(10, stop_token_ids=(2,))
+    ids, mask = prompts()
+    numbers = torch.rand(len(ids), 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        first = decoder.generate(ids, mask, params, numbers)
+        decoder.generate(ids.flip(0), mask.flip(0), SamplingParams(6, stop_token_ids=(3,)), numbers[:, :6])
+        again = decoder.generate(ids, mask, params, numbers)
+    assert_same(first, again)
+    assert torch.equal(first.rollout_logprobs, again.rollout_logprobs)
+
+
+def test_new_weights_are_seen_and_moved_ones_drop_the_buffers() -> None:
+    model = family_model("llama")
+    argument = cache_argument(model)
+    assert argument is not None
+    decoder = GraphedDecoder(model, argument, 2, graphs=False)
+    ids, mask = prompts()
+    params = SamplingParams(8, temperature=0.0)
+    numbers = torch.zeros(len(ids), 8, dtype=torch.float64)
+    with torch.no_grad():
+        before = decoder.generate(ids, mask, params, numbers)
+        for parameter in model.parameters():
+            parameter.mul_(1.5).add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+        after = decoder.generate(ids, mask, params, numbers)
+        plain = NativeGenerator(model, 2).generate(ids, mask, params, torch.Generator())
+        assert_same(plain, after)
+        assert not torch.equal(before.generated_ids, after.generated_ids)
+        kept = decoder._buffers
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        decoder.generate(ids, mask, params, numbers)
+    assert decoder._buffers is not kept
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_replay_what_the_steps_compute(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed, "LOOK_EVERY", 4)
+    monkeypatch.setattr(graphed, "WIDTH_STEP", 16)
+    model = family_model(family).cuda()
+    argument = cache_argument(model)
+    assert argument is not None
+    ids, mask = (part.repeat_interleave(6, 0).cuda() for part in prompts())
+    params = SamplingParams(max_new_tokens=40, stop_token_ids=(2, 7, 11))
+    numbers = torch.rand(len(ids), 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64).cuda()
+    with torch.no_grad():
+        plain = GraphedDecoder(model, argument, 2, graphs=False).generate(ids, mask, params, numbers)
+        decoder = GraphedDecoder(model, argument, 2)
+        for _ in range(3):
+            assert_same(plain, decoder.generate(ids, mask, params, numbers))
+    assert decoder._graphs
+
+
+def test_every_family_is_one_of_the_models() -> None:
+    assert set(FAMILIES) <= set(CONFIGS)

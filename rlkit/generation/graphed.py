@@ -18,9 +18,12 @@ from torch import Tensor, nn
 
 from rlkit.engines.forward import bare_model
 from rlkit.engines.shared_prompts import distinct_prompts
+from rlkit.generation import kernels
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder
-from rlkit.generation.llama import LlamaLayer, normalise
+from rlkit.generation.fused import FusedLayer, sample_fused
+from rlkit.generation.fused import add_and_normalise as add_and_normalise_fused
+from rlkit.generation.llama import LlamaLayer, add_and_normalise, normalise, norms_of
 from rlkit.generation.sampling import sample
 from rlkit.generation.skinny import SideBySide
 
@@ -134,7 +137,12 @@ class GraphedDecoder:
         bare: Any = bare_model(model)
         self.model: Any = bare
         self.cache_argument, self.pad_token_id = cache_argument, pad_token_id
-        self.layers = [LlamaLayer(layer) for layer in bare.model.layers]
+        fused = kernels.available(next(bare.parameters()).device)
+        layer_of = FusedLayer if fused else LlamaLayer
+        self.layers = [layer_of(layer) for layer in bare.model.layers]
+        self.norms = norms_of(bare.model)
+        self.add_and_normalise = add_and_normalise_fused if fused else add_and_normalise
+        self.sample = sample_fused if fused else sample
         self.head = SideBySide([bare.lm_head])
         self.device = next(self.model.parameters()).device
         self.uses_graphs = self.device.type == "cuda" if graphs is None else graphs
@@ -278,16 +286,20 @@ class GraphedDecoder:
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         rows.bias.index_fill_(3, buffers.place, 0.0)
         bias = rows.bias[..., :width]
-        for layer, stored in zip(self.layers, rows.stored[..., :width, :], strict=True):
-            x = layer(x, cos, sin, stored, bias, buffers.place)
+        normed = normalise(self.norms[0], x)
+        for layer, stored, after in zip(self.layers, rows.stored[..., :width, :], self.norms[1:], strict=True):
+            x, normed = self.add_and_normalise(
+                x, layer.attend(normed, cos, sin, stored, bias, buffers.place), layer.norm
+            )
+            x, normed = self.add_and_normalise(x, layer.feed_forward(normed), after)
         rows.lengths.add_(1)
         buffers.place.add_(1)
-        self._take(buffers, rows, self.head(normalise(trunk.norm, x)), params)
+        self._take(buffers, rows, self.head(normed), params)
 
     def _take(self, buffers: _Buffers, rows: _Rows, logits: Tensor, params: SamplingParams) -> None:
         """Samples a token a row and writes it down; rows that sampled a stop token end."""
         uniforms = buffers.uniforms.index_select(1, buffers.time).squeeze(1)[rows.row]
-        tokens, logprobs = sample(logits, params, uniforms)
+        tokens, logprobs = self.sample(logits, params, uniforms)
         places = (rows.row, buffers.time.expand(len(rows)))
         buffers.ids.index_put_(places, torch.where(rows.running, tokens, self.pad_token_id))
         buffers.logprobs.index_put_(places, torch.where(rows.running, logprobs, 0.0))

@@ -46,6 +46,7 @@ class LlamaDecoder(CachedDecoder):
         self.capacity = capacity
         self.trunk = self.model.model
         self.layers = [LlamaLayer(layer) for layer in self.trunk.layers]
+        self.norms = norms_of(self.trunk)
         self.head = SideBySide([self.model.lm_head])
         self.width = 0  # columns of the cache that are in use
 
@@ -76,9 +77,11 @@ class LlamaDecoder(CachedDecoder):
         self.width += 1
         self.lengths = self.lengths + 1
         bias = self.bias[..., : self.width]
-        for layer, stored in zip(self.layers, self.stored[..., : self.width, :], strict=True):
-            x = layer(x, cos, sin, stored, bias)
-        return self.head(normalise(self.trunk.norm, x)).contiguous()
+        normed = normalise(self.norms[0], x)
+        for layer, stored, after in zip(self.layers, self.stored[..., : self.width, :], self.norms[1:], strict=True):
+            x, normed = add_and_normalise(x, layer.attend(normed, cos, sin, stored, bias), layer.norm)
+            x, normed = add_and_normalise(x, layer.feed_forward(normed), after)
+        return self.head(normed).contiguous()
 
 
 class LlamaLayer:
@@ -87,29 +90,22 @@ class LlamaLayer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.attention, self.activation = attention, mlp.act_fn
-        self.norms = layer.input_layernorm, layer.post_attention_layernorm
+        self.norm = layer.post_attention_layernorm
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self.query_key_value = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out = SideBySide([attention.o_proj])
         self.gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
         self.down = SideBySide([mlp.down_proj])
 
-    def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None = None
+    def attend(
+        self, normed: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None = None
     ) -> Tensor:
         """(B, H) to (B, H); the token's key and value go into a column of `stored` (2, B, heads, W, D).
 
-        That is the column `place` (1,) int64, or the last one.
+        That is the column `place` (1,) int64, or the last one. `sin` has the sign of the rotated half.
         """
-        x = x + self.out(self._attend(normalise(self.norms[0], x), cos, sin, stored, bias, place))
-        gate, up = self.gate_up(normalise(self.norms[1], x)).chunk(2, dim=-1)
-        return x + self.down(self.activation(gate) * up)
-
-    def _attend(
-        self, x: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None
-    ) -> Tensor:
-        rows, key_heads, head_dim = len(x), stored.shape[2], stored.shape[-1]
-        heads = self.query_key_value(x).view(rows, -1, head_dim)  # queries, then keys, then values
+        rows, key_heads, head_dim = len(normed), stored.shape[2], stored.shape[-1]
+        heads = self.query_key_value(normed).view(rows, -1, head_dim)  # queries, then keys, then values
         rotating, value = heads[:, :-key_heads], heads[:, -key_heads:]
         if self.head_norms is not None:
             query, key = rotating[:, :-key_heads], rotating[:, -key_heads:]
@@ -122,15 +118,39 @@ class LlamaLayer:
         else:
             keys.index_copy_(2, place, rotated[:, -key_heads:].unsqueeze(2))
             values.index_copy_(2, place, value.unsqueeze(2))
-        # Grouped by the key they share; the fast attention kernels want the last dimension to lie together.
-        query = rotated[:, :-key_heads].contiguous().view(rows, key_heads, -1, head_dim)
-        scale = self.attention.scaling
-        if query.is_cuda:
-            return scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scale).reshape(rows, -1)
-        # On the CPU two batched products take half the time of the attention kernel for one query.
-        scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
-        shares = scores.mul_(scale).add_(bias).softmax(-1)
-        return torch.bmm(shares.flatten(0, 1), values.flatten(0, 1)).view(rows, -1)
+        return self.out(attention_over(rotated[:, :-key_heads], keys, values, bias, self.attention.scaling))
+
+    def feed_forward(self, normed: Tensor) -> Tensor:
+        """(B, H) to (B, H)."""
+        gate, up = self.gate_up(normed).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)
+
+
+def attention_over(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Attention of one query a row (B, heads, D) over keys and values (B, key heads, W, D), to (B, heads * D)."""
+    rows, key_heads, head_dim = len(query), keys.shape[1], keys.shape[-1]
+    if query.is_cuda:
+        attended = scaled_dot_product_attention(
+            query.unsqueeze(2), keys, values, attn_mask=bias, scale=scale, enable_gqa=True
+        )
+        return attended.reshape(rows, -1)
+    # On the CPU two batched products take half the time of the attention kernel for one query. Queries are grouped by
+    # the key they share.
+    grouped = query.contiguous().view(rows, key_heads, -1, head_dim)
+    scores = torch.bmm(grouped.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).view(*grouped.shape[:3], -1)
+    shares = scores.mul_(scale).add_(bias).softmax(-1)
+    return torch.bmm(shares.flatten(0, 1), values.flatten(0, 1)).view(rows, -1)
+
+
+def add_and_normalise(x: Tensor, y: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    """x + y, and its RMS norm."""
+    total = x + y
+    return total, normalise(norm, total)
+
+
+def norms_of(trunk: Any) -> list[Any]:
+    """The norm before each layer, and the one after the last."""
+    return [*(layer.input_layernorm for layer in trunk.layers), trunk.norm]
 
 
 def normalise(norm: Any, x: Tensor) -> Tensor:

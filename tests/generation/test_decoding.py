@@ -168,7 +168,8 @@ def test_an_optimizer_step_is_seen_and_no_copy_of_the_weights_is_kept() -> None:
     optimizer.step()
     after = generator.generate(ids, mask, SamplingParams(4), rng())
     torch.testing.assert_close(after.rollout_logprobs, teacher_forced(model, mask, after), atol=1e-5, rtol=0)
-    assert set(vars(generator)) == {"model", "pad_token_id"}
+    assert set(vars(generator)) == {"model", "pad_token_id", "_graphed"}
+    assert generator._graphed is None
 
 
 def test_adapters_sample_with_the_adapter_and_without_it_when_disabled() -> None:

@@ -1,0 +1,78 @@
+"""The decoding layer with fused kernels, for GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit.generation import kernels
+from rlkit.generation.base import SamplingParams
+from rlkit.generation.llama import LlamaLayer, attention_over, normalise
+from rlkit.generation.sampling import sample
+
+__all__ = ["FusedLayer", "add_and_normalise", "sample_fused"]
+
+
+class FusedLayer(LlamaLayer):
+    """As `LlamaLayer`, for a cache with a given place; rotation and storing are one kernel, so is the gate."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        attention, mlp = layer.self_attn, layer.mlp
+        self.projections = attention.q_proj, attention.k_proj, attention.v_proj
+        self.gate, self.up = mlp.gate_proj, mlp.up_proj
+        self.is_silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+
+    def attend(
+        self, normed: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None = None
+    ) -> Tensor:
+        assert place is not None
+        keys, values = stored
+        query, key, value = (project(normed) for project in self.projections)
+        if self.head_norms is not None:
+            width = keys.shape[-1]
+            query, key = (
+                normalise(norm, x.view(len(x), -1, width)).reshape(len(x), -1)
+                for norm, x in zip(self.head_norms, (query, key), strict=True)
+            )
+        rotated = kernels.rotate_and_store(query, key, value, cos, sin, place, keys, values)
+        return self.out(attention_over(rotated, keys, values, bias, self.attention.scaling))
+
+    def feed_forward(self, normed: Tensor) -> Tensor:
+        gate, up = self.gate(normed), self.up(normed)
+        return self.down(kernels.silu_times(gate, up) if self.is_silu else self.activation(gate) * up)
+
+
+def add_and_normalise(x: Tensor, y: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    """x + y, and its RMS norm, in one kernel."""
+    return kernels.add_rms_norm(x, y, norm.weight, norm.variance_epsilon)
+
+
+def sample_fused(logits: Tensor, params: SamplingParams, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """`rlkit.generation.sampling.sample`, reading all logits once and a block of them a second time."""
+    if params.truncates:
+        return sample(logits, params, uniforms)
+    scale, count = 1.0 / params.temperature, logits.shape[1]
+    peaks, masses = kernels.block_masses(logits, scale)
+    peak = peaks.amax(-1, keepdim=True)
+    cdf = (masses * (peaks - peak).exp()).cumsum(-1, dtype=torch.float64)
+    total = cdf[:, -1:]
+    target = uniforms.unsqueeze(-1) * total
+    block = _first_above(cdf, target)
+    before = torch.where(block > 0, cdf.gather(-1, (block - 1).clamp_min(0)), 0.0)
+    place = block * kernels.BLOCK + torch.arange(kernels.BLOCK, device=logits.device)  # (B, BLOCK)
+    inside = logits.gather(1, place.clamp_max(count - 1)).float().mul_(scale)
+    weights = (inside - peak).exp_().masked_fill_(place >= count, 0.0)
+    offset = _first_above(weights.cumsum(-1, dtype=torch.float64), target - before)
+    # Rounding can leave the last step of a block short of the target; the last token with any mass is meant then.
+    last = kernels.BLOCK - 1 - (weights > 0).flip(-1).int().argmax(-1, keepdim=True)
+    offset = torch.minimum(offset, last)
+    logprobs = inside.gather(-1, offset) - peak - total.log().float()
+    return (block * kernels.BLOCK + offset).squeeze(-1), logprobs.squeeze(-1)
+
+
+def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
+    """(B, 1) first index with cdf > target; the last index when there is none."""
+    return (cdf <= target).sum(-1, keepdim=True).clamp_max(cdf.shape[-1] - 1)

@@ -1,0 +1,101 @@
+"""Triton kernels beside the plain operations that they join. They need a CUDA GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.generation import kernels
+from rlkit.generation.base import SamplingParams
+from rlkit.generation.sampling import sample
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or not kernels.available(torch.device("cuda")), reason="needs a GPU and Triton"
+)
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).cuda()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 64, 80, 128])
+def test_rotation_and_storing(dtype: torch.dtype, width: int) -> None:
+    rows, heads, key_heads, columns = 5, 6, 2, 9
+    query, key, value = (
+        random(rows, n * width, dtype=dtype, seed=i) for i, n in enumerate((heads, key_heads, key_heads))
+    )
+    angle = random(rows, 1, width // 2, seed=5)
+    angle = torch.cat([angle, angle], -1)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    signed = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], -1)
+    stored = torch.zeros(2, rows, key_heads, columns + 4, width, dtype=dtype, device="cuda")
+    keys, values = stored[..., :columns, :]
+    place = torch.tensor([7], device="cuda")
+    rotated = kernels.rotate_and_store(query, key, value, cos, signed, place, keys, values)
+
+    def by_hand(x: Tensor) -> Tensor:
+        x = x.view(rows, -1, width).float()
+        first, second = x.chunk(2, -1)
+        return x * cos.float() + torch.cat([-second, first], -1) * sin.float()
+
+    close = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
+    torch.testing.assert_close(rotated.float(), by_hand(query), **close)
+    torch.testing.assert_close(keys[:, :, 7].float(), by_hand(key), **close)
+    assert torch.equal(values[:, :, 7], value.view(rows, key_heads, width))
+    stored[:, :, :, 7] = 0
+    assert not stored.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [32, 576, 3584])
+def test_sum_and_norm(dtype: torch.dtype, width: int) -> None:
+    x, y, weight = (random(7, width, dtype=dtype, seed=i) for i in range(3))
+    total, normed = kernels.add_rms_norm(x, y, weight[0], 1e-6)
+    assert torch.equal(total, x + y)
+    wanted = torch.nn.functional.rms_norm((x + y).float(), (width,), weight[0].float(), 1e-6)
+    torch.testing.assert_close(normed.float(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate(dtype: torch.dtype) -> None:
+    gate, up = (random(3, 1501, dtype=dtype, seed=i) for i in range(2))
+    wanted = torch.nn.functional.silu(gate.float()) * up.float()
+    torch.testing.assert_close(kernels.silu_times(gate, up).float(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+
+
+@pytest.mark.parametrize("vocabulary", [48, 1024, 5000])
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_sampling_draws_the_same_tokens(vocabulary: int, temperature: float) -> None:
+    from rlkit.generation.fused import sample_fused
+
+    logits = 3 * random(256, vocabulary)
+    logits[:, 5] = float("-inf")
+    logits[3] = float("-inf")
+    logits[3, vocabulary - 1] = 0.0
+    uniforms = torch.rand(256, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).cuda()
+    uniforms[:2] = torch.tensor([0.0, 1 - 2**-53])
+    params = SamplingParams(1, temperature=temperature)
+    tokens, logprobs = sample_fused(logits, params, uniforms)
+    wanted, wanted_logprobs = sample(logits, params, uniforms)
+    same = tokens == wanted
+    assert same.float().mean() > 0.99  # a number on the edge of two tokens may fall either way
+    assert not bool((tokens == 5).any())
+    exact = (logits / temperature).log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(logprobs, exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logprobs[same], wanted_logprobs[same], rtol=1e-4, atol=1e-4)
+
+
+def test_sampling_follows_the_distribution() -> None:
+    """Chi-square of 100,000 draws over 8 tokens: below the 99.9th percentile of 7 degrees of freedom, 24.3."""
+    from rlkit.generation.fused import sample_fused
+
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5, 1.5, -2.0, 0.2]]).cuda()
+    draws = 100_000
+    uniforms = torch.rand(draws, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).cuda()
+    tokens, _ = sample_fused(logits.expand(draws, -1).contiguous(), SamplingParams(1), uniforms)
+    counts = torch.bincount(tokens, minlength=8).double()
+    expected = draws * logits[0].double().softmax(-1)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 24.3

@@ -14,6 +14,11 @@ from tests.trainers.toys import grpo, ppo
 FIRST = "train/first_ratio_max_abs_log"
 
 
+def letters(response: str) -> float:
+    """A reward that differs between any two responses, so that every step moves the policy."""
+    return len(response) / 10
+
+
 def dropping() -> Any:
     """A model in training mode with dropout of 0.1 on embeddings, attention and residuals, which does change scores."""
     model = family_model("gpt2").train()
@@ -25,7 +30,7 @@ def dropping() -> Any:
 
 @pytest.mark.parametrize("build", [ppo, grpo])
 def test_r06_equal_shapes_give_exactly_one(build: Any) -> None:
-    trainer = build(model=dropping(), ppo_epochs=2)
+    trainer = build(model=dropping(), reward=letters, ppo_epochs=2)
     assert trainer.step().metrics[FIRST] == 0.0
     metrics = trainer.step().metrics
     assert metrics[FIRST] == 0.0
@@ -34,7 +39,7 @@ def test_r06_equal_shapes_give_exactly_one(build: Any) -> None:
 
 
 def test_r06_an_evaluation_in_between_changes_nothing() -> None:
-    trainer = ppo(model=dropping(), ppo_epochs=2)
+    trainer = ppo(model=dropping(), reward=letters, ppo_epochs=2)
     for _ in range(2):
         trainer.evaluate()
         assert trainer.step().metrics[FIRST] == 0.0
@@ -43,14 +48,14 @@ def test_r06_an_evaluation_in_between_changes_nothing() -> None:
 @pytest.mark.parametrize("sizes", [{"micro_batch_size": 1}, {"micro_batch_size": 4}, {"minibatch_size": 8}])
 @pytest.mark.parametrize("build", [ppo, grpo])
 def test_r06_other_shapes_give_one_to_1e5(build: Any, sizes: dict[str, int]) -> None:
-    trainer = build(model=dropping(), ppo_epochs=2, **sizes)
+    trainer = build(model=dropping(), reward=letters, ppo_epochs=2, **sizes)
     assert trainer.step().metrics[FIRST] <= 1e-5
     assert trainer.step().metrics[FIRST] <= 1e-5
 
 
 def test_r06_a_policy_that_has_moved_is_seen() -> None:
     """The metric is not simply 0: old log-probs of other weights show in it."""
-    trainer: PPOTrainer = ppo(ppo_epochs=2)
+    trainer: PPOTrainer = ppo(reward=letters, ppo_epochs=2)
     batch, lessons = trainer.gather()
     with torch.no_grad():
         for parameter in trainer.actor.model.parameters():

@@ -1,4 +1,4 @@
-"""R07: the accumulated gradient is that of one batch, for every aggregation, split and order, and for every loss term."""
+"""R07: the accumulated gradient is that of one batch: for every aggregation, split, order and loss term."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rlkit.algorithms.kl import kl_estimate
 from rlkit.algorithms.policy_losses import ppo_clip_loss
 from rlkit.algorithms.value_losses import clipped_value_loss
 from rlkit.batch import RolloutBatch
+from rlkit.trainers.base import Trainer, new_learner
 from rlkit.trainers.ppo import PPOTrainer
 from tests.batches import COLLECTOR
 from tests.tiny import tiny_model
@@ -118,7 +119,9 @@ def trainer_gradient(trainer: PPOTrainer, split: list[list[int]], weights: Tenso
 @pytest.mark.parametrize("mode", TRAINER_MODES)
 def test_r07_policy_kl_entropy_and_value_terms_in_any_split(mode: str, trunk: bool) -> None:
     options = {"kl_coef": 0.1, "kl_placement": "loss", "kl_estimator": "k3", "entropy_coef": 0.05}
-    trainer = ppo(trunk=trunk, reference=True, model=tiny_model(initializer_range=0.2), loss_aggregation=mode, **options)
+    trainer = ppo(
+        trunk=trunk, reference=True, model=tiny_model(initializer_range=0.2), loss_aggregation=mode, **options
+    )
     assert trainer.critic is not None
     torch.nn.init.normal_(trainer.critic.head.linear.weight, generator=torch.Generator().manual_seed(0))
     batch = nine_rollouts()
@@ -143,9 +146,13 @@ def test_r07_each_term_is_there(mode: str) -> None:
         assert distance(without, gradients[0]) > 1e-4
 
 
+def parameters(trainer: Trainer) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.actor.model.parameters()])
+
+
 @pytest.mark.parametrize("build", [ppo, grpo])
 @pytest.mark.parametrize("micro", [1, 3, 5])
-def test_r07_micro_batches_change_neither_weights_nor_metrics(build, micro):
+def test_r07_micro_batches_change_neither_weights_nor_metrics(build: Any, micro: int) -> None:
     options = {"reference": True, "kl_coef": 0.1, "entropy_coef": 0.01, "lr": 1e-3}
     whole, split = build(**options), build(**options, micro_batch_size=micro)
     for trainer in (whole, split):

@@ -56,6 +56,7 @@ def test_r06_other_shapes_give_one_to_1e5(build: Any, sizes: dict[str, int]) -> 
 def test_r06_a_policy_that_has_moved_is_seen() -> None:
     """The metric is not simply 0: old log-probs of other weights show in it."""
     trainer: PPOTrainer = ppo(reward=letters, ppo_epochs=2)
+    trainer.follow_settings()
     batch, lessons = trainer.gather()
     with torch.no_grad():
         for parameter in trainer.actor.model.parameters():

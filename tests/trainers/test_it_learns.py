@@ -1,9 +1,9 @@
 """Every algorithm learns a toy task from scratch, on each of three seeds, and unlearns it when its loss is negated.
 
 The task is to say "good": the score is the share of that word among the six tokens of a response, 1/48 at the start.
-A score is that of 64 responses sampled after the last step. Those that learn from their own responses all but finish the
-task; DPO only sees that "good" is better than any other word, and learns to order pairs rather than what to say. Negated,
-each ends where it began or below.
+A score is that of 64 responses sampled after the last step. Those that learn from their own responses all but finish
+the task (0.75 to 1.0); DPO only sees that "good" is better than any other word, and learns to order pairs rather than
+what to say (0.2 to 0.6). Negated, each ends where it began or below.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def pairs(seed: int) -> list[dict[str, str]]:
     return rows
 
 
-def dpo(seed: int, model: Any) -> Trainer:
+def dpo(seed: int, model: Any) -> DPOTrainer:
     actor = ActorController(model, tiny_tokenizer())
-    return DPOTrainer(actor, pairs(seed), config={**FAST, "beta": 0.1, "seed": seed})
+    config = {**FAST, "beta": 0.1, "lr_schedule": "linear", "total_steps": 20, "seed": seed}
+    return DPOTrainer(actor, pairs(seed), config=config)
 
 
 def online_dpo(seed: int, model: Any) -> Trainer:
@@ -70,7 +71,7 @@ ALGORITHMS: dict[str, tuple[Callable[[int, Any], Trainer], int, float]] = {
     "grpo": (lambda seed, model: grpo(model=model, seed=seed, **FAST), 20, 0.6),
     "rloo": (lambda seed, model: grpo(model=model, seed=seed, **{**presets.RLOO, **FAST}), 20, 0.6),
     "reinforce++": (lambda seed, model: grpo(model=model, seed=seed, **{**presets.REINFORCE_PP, **FAST}), 20, 0.6),
-    "dpo": (dpo, 20, 0.3),
+    "dpo": (dpo, 20, 0.12),
     "online dpo": (online_dpo, 20, 0.6),
     "hybrid of ppo and dpo": (lambda seed, model: hybrid(seed, model, critic=True), 20, 0.6),
     "hybrid of grpo and dpo": (lambda seed, model: hybrid(seed, model, critic=False), 20, 0.6),
@@ -108,3 +109,16 @@ def test_it_unlearns_the_toy_task_with_its_loss_negated(name: str, seed: int, mo
     backward = TrainEngine.backward
     monkeypatch.setattr(TrainEngine, "backward", lambda engine, loss: backward(engine, -loss))
     assert train(name, seed) < START
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_dpo_orders_pairs_that_it_has_not_seen(sign: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The score is the share of 256 other pairs whose better answer has gained on the reference; negated, few."""
+    backward = TrainEngine.backward
+    monkeypatch.setattr(TrainEngine, "backward", lambda engine, loss: backward(engine, sign * loss))
+    trainer = dpo(seed, tiny_model(seed))
+    for _ in range(20):
+        trainer.step()
+    accuracy = trainer.evaluate(pairs(99))["preferences/accuracy"]
+    assert accuracy > 0.95 if sign > 0 else accuracy < 0.05

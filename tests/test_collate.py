@@ -1,4 +1,4 @@
-"""The collator: masks from lengths (R01), padding, shards and packing."""
+"""The collator: padding, shards and packing."""
 
 import pytest
 import torch
@@ -8,31 +8,6 @@ from hypothesis import strategies as st
 from rlkit.batch import DataCollector, PackedBatch, RolloutBatch, mask_from_lengths
 from rlkit.errors import DataError
 from tests.batches import COLLECTOR, PAD, TWO, make_batch, same
-
-
-def test_r01_masks_come_from_lengths_even_where_padding_is_the_end_token() -> None:
-    assert mask_from_lengths([3, 5], 5).int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    fields = COLLECTOR.collate_responses([[5, 6, 2], [5, 6, 7, 8, 9]])
-    assert fields["response_ids"].tolist() == [[5, 6, 2, 2, 2], [5, 6, 7, 8, 9]]
-    assert fields["response_mask"].int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    assert COLLECTOR.collate_prompts([[4, 2, 5]])["attention_mask"].all()
-    assert COLLECTOR.collate_prompts([[2, 2], [2]])["attention_mask"].int().tolist() == [[1, 1], [0, 1]]
-
-
-def test_r01_the_end_token_rises_when_it_was_good_and_padding_after_it_does_not() -> None:
-    from rlkit.algorithms.aggregation import token_weights
-    from rlkit.algorithms.distributions import token_logprobs
-    from rlkit.algorithms.policy_losses import ppo_clip_loss
-
-    fields = COLLECTOR.collate_responses([[5, 6, 2]], width=5)
-    logits = torch.zeros(1, 5, 10, requires_grad=True)
-    logprobs, mask = token_logprobs(logits, fields["response_ids"]), fields["response_mask"]
-    loss, _ = ppo_clip_loss(logprobs, logprobs.detach(), torch.ones(1, 5), mask, 0.2, 0.2)
-    (loss * token_weights(mask, "token-mean")).sum().backward()
-    assert logits.grad is not None
-    after = (logits - logits.grad).log_softmax(-1)
-    assert after[0, 2, 2] > logprobs[0, 2]
-    assert torch.equal(logits.grad[0, 3:], torch.zeros(2, 10))
 
 
 def test_lengths_that_do_not_fit_are_refused() -> None:

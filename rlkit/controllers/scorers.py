@@ -16,6 +16,7 @@ from torch import nn
 
 from rlkit.engines.heads import pool_last
 from rlkit.errors import ModelError, RewardError
+from rlkit.data.reading import begin_once, beginning_token
 
 Columns = Sequence[Mapping[str, Any]]
 
@@ -74,8 +75,11 @@ class TextBatcher:
 
     def forward(self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Scores (b,) float32 of the texts in one pass, differentiable."""
-        specials = not self.has_template
-        encoded = [self.tokenizer(text, add_special_tokens=specials)["input_ids"][-self.max_length :] for text in texts]
+        specials, bos = not self.has_template, beginning_token(self.tokenizer)
+        encoded = [
+            begin_once(list(self.tokenizer(text, add_special_tokens=specials)["input_ids"]), bos)[-self.max_length :]
+            for text in texts
+        ]
         width = max(map(len, encoded))
         ids = torch.zeros(len(texts), width, dtype=torch.int64)
         mask = torch.zeros(len(texts), width, dtype=torch.bool)

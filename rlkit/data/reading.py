@@ -7,7 +7,23 @@ from typing import Any
 
 from rlkit.errors import DataError
 
-__all__ = ["PromptEncoder", "read_rows", "split_row"]
+__all__ = ["PromptEncoder", "begin_once", "beginning_token", "read_rows", "split_row"]
+
+
+def beginning_token(tokenizer: Any) -> int | None:
+    """The id that the tokenizer puts before every text; None where it puts none. Found out by two calls."""
+    bos: int | None = getattr(tokenizer, "bos_token_id", None)
+    framed, bare = (list(tokenizer("a", add_special_tokens=added)["input_ids"]) for added in (True, False))
+    return bos if bos is not None and framed[:1] == [bos] and bare[:1] != [bos] else None
+
+
+def begin_once(ids: list[int], bos: int | None) -> list[int]:
+    """The ids with exactly one beginning token, however many the text and the tokenizer wrote; as they are for None."""
+    if bos is None:
+        return ids
+    while ids[:2] == [bos, bos]:
+        ids = ids[1:]
+    return ids if ids[:1] == [bos] else [bos, *ids]
 
 
 class PromptEncoder:
@@ -21,8 +37,8 @@ class PromptEncoder:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         framed, bare = self._ids("a"), self._ids("a", add_special_tokens=False)
-        bos, eos = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
-        self._bos = bos if bos is not None and framed[:1] == [bos] and bare[:1] != [bos] else None
+        eos = getattr(tokenizer, "eos_token_id", None)
+        self._bos = beginning_token(tokenizer)
         self._end = eos if eos is not None and framed[-1:] == [eos] and bare[-1:] != [eos] else None
 
     def _ids(self, text: str, **options: Any) -> list[int]:
@@ -38,10 +54,7 @@ class PromptEncoder:
             text = prompt
         else:
             text, ids = self._encode_chat(index, prompt)
-        if self._bos is not None:
-            while ids[:2] == [self._bos, self._bos]:
-                ids = ids[1:]
-            ids = ids if ids[:1] == [self._bos] else [self._bos, *ids]
+        ids = begin_once(ids, self._bos)
         if not ids:
             raise DataError(f"prompt {index} has no tokens ({text!r:.80}); a prompt needs at least one. Drop the row")
         return text, ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import traceback
 from abc import abstractmethod
@@ -70,6 +71,8 @@ class Trainer(Runnable):
         self.actor, self.critic, self.reference = actor, critic, reference
         self.global_step = 0
         self.tracker = MetricsTracker()
+        self._stepping = False
+        self._deferred: list[dict[str, Any]] = []
         self._threads = self.config.threads or torch.get_num_threads()
         for other in (critic, reference):
             if other is not None:
@@ -125,12 +128,17 @@ class Trainer(Runnable):
             RunError: a background run owns this trainer's state.
         """
         self.require_own_state()
+        self._stepping = True
         try:
             return self._step()
         except BaseException as error:
             # A notebook keeps the last exception; its frames must not keep the step's tensors alive.
             traceback.clear_frames(error.__traceback__)
             raise
+        finally:
+            self._stepping = False
+            while self._deferred:
+                self.set(**self._deferred.pop(0))
 
     def _step(self) -> StepResult:
         started = time.perf_counter()
@@ -183,6 +191,9 @@ class Trainer(Runnable):
     def set(self, **changes: Any) -> None:
         """Changes live settings from the next step on; all of them or none.
 
+        A change made while a step is running, by a reward function or another thread, waits for its end: a step has
+        the same settings from its first prompt to its last update.
+
         Raises:
             ConfigError: a name is unknown or fixed, a value is out of range, or a part refuses its change.
         """
@@ -192,6 +203,11 @@ class Trainer(Runnable):
         parts = {name: part for name, part in self.live_parts().items() if name in changes}
         config = self.config.replace_live({name: value for name, value in changes.items() if name not in parts})
         self.check_settings(config)
+        if self._stepping:
+            for name, part in parts.items():
+                copy.deepcopy(part).set(changes[name])
+            self._deferred.append(changes)
+            return
         before = {name: part.state_dict() for name, part in parts.items()}
         try:
             for name, part in parts.items():

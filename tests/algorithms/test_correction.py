@@ -102,7 +102,7 @@ def test_weights_and_rejection_combine() -> None:
     _close(corrected.weights, [[2.0, 0.5], [0.0, 0.0], [0.0, 0.0]])
 
 
-def test_r12_the_gap_between_the_policies_is_measured() -> None:
+def test_the_gap_between_the_policies_is_measured() -> None:
     means = _means(_correct())
     assert means["rollout_kl"] == pytest.approx(-math.log(4 * 0.5 * 0.2) / 3)
     assert means["rollout_k3"] == pytest.approx((4.7 - 3 - math.log(0.4)) / 3)

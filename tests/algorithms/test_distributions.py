@@ -8,19 +8,13 @@ from torch import Tensor
 
 from rlkit.algorithms import distributions
 from rlkit.algorithms.distributions import entropy, logprobs_and_entropy, token_logprobs
-from rlkit.errors import ConfigError, DataError
+from rlkit.errors import DataError
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(sum(shape))
     logits = 3 * torch.randn(*shape, generator=rng, dtype=dtype)
     return logits, torch.randint(shape[-1], shape[:-1], generator=rng)
-
-
-@pytest.mark.parametrize(("temperature", "wanted"), [(1.0, -0.4076), (0.5, -0.1429), (2.0, -0.6803)])
-def test_r12_temperature_divides_the_logits(temperature: float, wanted: float) -> None:
-    logprob = token_logprobs(torch.tensor([2.0, 1.0, 0.0]), torch.tensor(0), temperature)
-    assert logprob.item() == pytest.approx(wanted, abs=1e-4)
 
 
 def test_uniform_entropy_is_the_logarithm_of_the_vocabulary() -> None:
@@ -112,12 +106,6 @@ def test_no_rows_give_no_rows() -> None:
     logprobs, spread = logprobs_and_entropy(logits, torch.zeros(0, dtype=torch.int64))
     (logprobs.sum() + spread.sum()).backward()
     assert logprobs.shape == spread.shape == (0,)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_r12_a_temperature_that_defines_no_distribution_is_refused(temperature: float) -> None:
-    with pytest.raises(ConfigError, match="temperature must be above 0"):
-        token_logprobs(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64), temperature)
 
 
 def test_ids_of_another_shape_are_refused() -> None:

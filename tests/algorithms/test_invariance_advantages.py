@@ -118,7 +118,7 @@ def test_single_precision_gives_the_same_to_its_accuracy(name: str, rows: Rows) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", ["group", "dr_grpo", "rloo", "gpg", "passk", "baseline", "gdpo", "gdpo_plain"])
 @pytest.mark.parametrize("reward", [0.1, 1.0, -1e-3, 1e4])
-def test_r03_groups_without_spread_give_exact_zeros_everywhere(name: str, dtype: torch.dtype, reward: float) -> None:
+def test_groups_without_spread_give_exact_zeros_everywhere(name: str, dtype: torch.dtype, reward: float) -> None:
     rewards = torch.full((7,), reward, dtype=dtype)
     everyone = torch.ones(7, dtype=torch.bool)
     groups, mask = torch.tensor([0, 0, 0, 5, 5, 5, 9]), torch.ones(7, 3, dtype=torch.bool)

@@ -1,101 +1,16 @@
-"""Which gradient each KL option gives, by enumerating a three-token policy (R05)."""
-
-from collections.abc import Callable
+"""What is refused as a KL estimate; values and gradients are those of requirement R05."""
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlkit.algorithms.kl import kl_estimate
 from rlkit.errors import ConfigError, DataError
 
-LOGITS = torch.tensor([0.2, -0.1, 0.0], dtype=torch.float64)
-REFERENCE = torch.tensor([0.0, 0.5, -0.5], dtype=torch.float64).log_softmax(0)
-EXACT = [0.0530, -0.1923, 0.1393]
-OTHER_DIRECTION = [0.0835, -0.2170, 0.1335]
-
-
-def _gradient(objective: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Gradient of the expectation over tokens drawn from the policy, the drawing itself not differentiated."""
-    logits = LOGITS.clone().requires_grad_()
-    logprobs = logits.log_softmax(0)
-    (logprobs.detach().exp() * objective(logprobs, REFERENCE)).sum().backward()
-    assert logits.grad is not None
-    return logits.grad
-
-
-def _close(given: Tensor, wanted: list[float]) -> None:
-    torch.testing.assert_close(given, torch.tensor(wanted, dtype=torch.float64), atol=1e-4, rtol=0)
-
-
-def test_r05_the_values_average_to_the_exact_kl() -> None:
-    logprobs = LOGITS.log_softmax(0)
-    exact = (logprobs.exp() * (logprobs - REFERENCE)).sum()
-    assert exact.item() == pytest.approx(0.1049, abs=1e-4)
-    for kind in ("k1", "k3", "k1+", "k3+"):
-        torch.testing.assert_close((logprobs.exp() * kl_estimate(logprobs, REFERENCE, kind)).sum(), exact)
-
-
-def test_r05_k1_in_the_loss_holds_nothing() -> None:
-    _close(_gradient(lambda p, q: kl_estimate(p, q, "k1")), [0.0, 0.0, 0.0])
-
-
-@pytest.mark.parametrize("kind", ["k2", "k1+", "k3+", "abs+"])
-def test_r05_unbiased_in_the_loss(kind: str) -> None:
-    _close(_gradient(lambda p, q: kl_estimate(p, q, kind)), EXACT)
-
-
-def test_r05_k1_in_the_reward_gives_the_exact_gradient() -> None:
-    _close(_gradient(lambda p, q: kl_estimate(p, q, "k1").detach() * p), EXACT)
-
-
-def test_r05_k3_and_k2_in_the_reward_give_a_difference_of_gradients() -> None:
-    def gradient(objective: Callable[[Tensor], Tensor]) -> Tensor:
-        logits = LOGITS.clone().requires_grad_()
-        objective(logits.log_softmax(0)).backward()
-        assert logits.grad is not None
-        return logits.grad
-
-    forward = gradient(lambda p: (p.exp() * (p - REFERENCE)).sum())
-    backward = gradient(lambda p: (REFERENCE.exp() * (REFERENCE - p)).sum())
-    square = gradient(lambda p: (p.exp() * (p - REFERENCE).square() / 2).sum())
-    for kind, wanted in (("k3", forward - backward), ("k3+", forward - backward), ("k2", square - forward)):
-        given = _gradient(lambda p, q, kind=kind: kl_estimate(p, q, kind).detach() * p)  # type: ignore[misc]
-        torch.testing.assert_close(given, wanted)
-
-
-def test_r05_k3_times_the_ratio_gives_the_exact_gradient() -> None:
-    _close(_gradient(lambda p, q: (p - p.detach()).exp() * kl_estimate(p, q, "k3")), EXACT)
-
-
-def test_r05_plain_k3_gives_the_other_direction() -> None:
-    gradient = _gradient(lambda p, q: kl_estimate(p, q, "k3"))
-    _close(gradient, OTHER_DIRECTION)
-    logits = LOGITS.clone().requires_grad_()
-    (REFERENCE.exp() * (REFERENCE - logits.log_softmax(0))).sum().backward()
-    assert logits.grad is not None
-    torch.testing.assert_close(gradient, logits.grad)
-
-
-def test_r05_abs_gives_the_gradient_of_twice_the_total_variation() -> None:
-    logits = LOGITS.clone().requires_grad_()
-    (logits.softmax(0) - REFERENCE.exp()).abs().sum().backward()
-    assert logits.grad is not None
-    torch.testing.assert_close(_gradient(lambda p, q: kl_estimate(p, q, "abs")), logits.grad)
-
-
-def test_r05_a_step_against_the_gradient_moves_towards_the_reference() -> None:
-    def distance(logits: Tensor) -> float:
-        logprobs = logits.log_softmax(0)
-        return float((logprobs.exp() * (logprobs - REFERENCE)).sum())
-
-    for kind in ("k2", "k3", "k1+", "k3+"):
-        step = LOGITS - 0.1 * _gradient(lambda p, q, kind=kind: kl_estimate(p, q, kind))  # type: ignore[misc]
-        assert distance(step) < distance(LOGITS), kind
+LOGPROBS = torch.tensor([0.2, -0.1, 0.0]).log_softmax(0)
 
 
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown KL estimator 'k4'; expected one of k1, k2, k3"):
-        kl_estimate(LOGITS, REFERENCE, "k4")
+        kl_estimate(LOGPROBS, LOGPROBS, "k4")
     with pytest.raises(DataError, match="ref_logprobs must have the shape of logprobs"):
-        kl_estimate(LOGITS, REFERENCE[:2], "k1")
+        kl_estimate(LOGPROBS, LOGPROBS[:2], "k1")

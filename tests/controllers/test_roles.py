@@ -11,12 +11,10 @@ import torch
 
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController
-from rlkit.controllers.critic import CriticController
 from rlkit.controllers.reference import ReferenceController
 from rlkit.controllers.reward import RewardController
 from rlkit.controllers.scorers import Judge
 from rlkit.device_map import DeviceMap
-from rlkit.engines.heads import save_head
 from rlkit.errors import ConfigError, ModelError, PlacementError, RewardError
 from rlkit.rewards import overlong_penalty
 from tests.tiny import tiny_classifier, tiny_model, tiny_tokenizer
@@ -36,18 +34,6 @@ def rollouts() -> RolloutBatch:
             "response_mask": torch.tensor([[True, True, True], [True, True, False]]),
         }
     )
-
-
-def test_r08_a_classifier_is_read_at_its_last_real_token_though_padding_is_the_end_token() -> None:
-    model, tokenizer = tiny_classifier(), tiny_tokenizer()
-    reward = RewardController(model, tokenizer, batch_size=8)
-    pairs = [("the film was", " good </s> bad </s>"), ("it is", " a very very very good day </s>"), ("food", " </s>")]
-    together = reward.run(texts(*pairs))["reward/reward"]
-    alone = torch.cat([reward.run(texts(pair))["reward/reward"] for pair in pairs])
-    assert torch.allclose(together, alone, atol=1e-5)
-    ids = torch.tensor([tokenizer("".join(pairs[0]))["input_ids"]])
-    hidden = model.model(ids).last_hidden_state[0, -1]
-    assert together[0].item() == pytest.approx(model.score(hidden).item(), abs=1e-5)
 
 
 def test_a_classifier_with_several_outputs_needs_a_label() -> None:
@@ -76,23 +62,6 @@ def test_a_language_model_judges_by_yes_or_no_through_its_own_template() -> None
         RewardController(model, tokenizer, judge=Judge(yes="good", no="good"))
 
 
-def test_r09_a_language_model_by_name_is_no_reward_model_and_no_critic(tmp_path) -> None:
-    model, tokenizer = tiny_model(), tiny_tokenizer()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError):
-        RewardController(str(tmp_path))
-    assert RewardController(str(tmp_path), judge=Judge()).model is not None
-    with pytest.raises(ModelError, match="holds no value head.*new_head=True"):
-        CriticController(str(tmp_path))
-    critic = CriticController(str(tmp_path), new_head=True)
-    torch.nn.init.normal_(critic.head.linear.weight)
-    save_head(critic.head, tmp_path)
-    again = CriticController(str(tmp_path))
-    assert torch.equal(again.head.linear.weight, critic.head.linear.weight)
-    assert torch.equal(again.run(rollouts())["values"], critic.run(rollouts())["values"])
-
-
 def test_a_reward_model_that_gives_no_number_is_named() -> None:
     model = tiny_classifier()
     torch.nn.init.constant_(model.score.weight, math.nan)
@@ -106,20 +75,6 @@ def test_only_functions_of_one_response_are_scored_while_others_are_still_sample
     assert RewardController(lambda response: 0.0, name="one").streams
     assert not RewardController(lambda responses: [0.0] * len(responses), name="all").streams
     assert not RewardController(tiny_classifier(), tiny_tokenizer()).streams
-
-
-def test_r10_a_critic_on_the_actors_trunk_gives_values_of_the_states_before_each_token() -> None:
-    actor = ActorController(tiny_model(), tiny_tokenizer())
-    critic = CriticController(trunk=actor)
-    torch.nn.init.normal_(critic.head.linear.weight)
-    fields = critic.run(rollouts())
-    hidden = actor.model.model(torch.tensor([[7, 8, 9, 10]])).last_hidden_state[0]
-    assert torch.allclose(fields["values"][1, :2], critic.head(hidden)[2:4], atol=1e-5)
-    assert set(fields) == {"values", "logprobs"}
-    assert float(fields["values"][1, 2]) == pytest.approx(critic.head.linear.bias.item())
-    own = CriticController(tiny_model())
-    own.head.load_state_dict(critic.head.state_dict())
-    assert torch.allclose(own.run(rollouts())["values"][0], fields["values"][0], atol=1e-5)
 
 
 def test_a_reference_is_a_copy_that_does_not_follow_the_actor() -> None:

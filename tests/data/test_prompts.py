@@ -1,4 +1,4 @@
-"""Prompt sources: every form of input, one beginning token (R11), exact resume (R17), clear refusals."""
+"""Prompt sources: every form of input, exact resume (R17), clear refusals."""
 
 import json
 import pickle
@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rlkit.data import OPENINGS, PromptRow, PromptSource
 from rlkit.errors import CheckpointError, ConfigError, DataError
-from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 PLAIN = tiny_tokenizer()
 BOS, EOS = 1, 2
@@ -92,32 +92,7 @@ def test_the_built_in_openings_are_short_and_different() -> None:
     assert len(_source(OPENINGS)) == len(OPENINGS)
 
 
-# One beginning token (R11)
-
-
-def _with_bos(template: str) -> Any:
-    tokenizer = tiny_tokenizer(bos=True)
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-@pytest.mark.parametrize("template", ["{{ bos_token }} " + CHAT_TEMPLATE, CHAT_TEMPLATE])
-def test_r11_exactly_one_bos_for_chat_and_for_text(template: str) -> None:
-    tokenizer = _with_bos(template)
-    assert tokenizer("a")["input_ids"][0] == BOS
-    rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    for prompt in ("the film", CHAT, "<s> the film", rendered):
-        (row,) = _source([prompt], tokenizer).rows
-        assert Counter(row.ids)[BOS] == 1, prompt
-        assert row.ids[0] == BOS
-
-
-def test_r11_no_bos_where_the_tokenizer_uses_none() -> None:
-    tokenizer = tiny_tokenizer(chat=True)
-    assert tokenizer.bos_token_id == BOS
-    for prompt in ("the film", CHAT):
-        (row,) = _source([prompt], tokenizer).rows
-        assert BOS not in row.ids
+# Special tokens
 
 
 def test_an_end_token_that_the_tokenizer_adds_is_not_part_of_the_prompt() -> None:

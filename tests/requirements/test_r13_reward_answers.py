@@ -14,6 +14,8 @@ from rlkit.batch import RolloutBatch
 from rlkit.controllers.reward import RewardController
 from rlkit.errors import RewardError
 from rlkit.rewards import mix
+from rlkit.trainers.base import Trainer
+from tests.trainers.toys import grpo, ppo
 
 GROUP = torch.zeros(4, dtype=torch.int64)
 
@@ -77,3 +79,51 @@ def test_an_exception_follows_the_stated_policy() -> None:
     mixed, _ = mix({"strict": term}, {"strict": 1.0}, normalization={"strict": "group"}, groups=GROUP, eps=1e-4)
     torch.testing.assert_close(mixed, torch.tensor([0.5773, -1.1545, 0.0, 0.5773]), atol=1e-4, rtol=0)
     assert reward.take_failures() == {"timeouts": 0, "errors": 1}
+
+
+# At the level of a trainer
+
+
+def parameters(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.actor.model.parameters()])
+
+
+@pytest.mark.parametrize("build", [ppo, grpo])
+def test_a_rollout_that_all_terms_abstain_on_is_not_learned_from(build: Any) -> None:
+    def abstaining(responses: list[str]) -> list[None]:
+        return [None] * len(responses)
+
+    trainer = build(reward=abstaining)
+    before = parameters(trainer).clone()
+    result = trainer.step()
+    assert torch.equal(parameters(trainer), before)
+    assert result.metrics["reward/abstained_fraction"] == 1.0
+    assert result.rollouts["reward"] == [None] * 16
+    assert "reward/mean" not in result.metrics
+    assert all(math.isfinite(value) for value in result.metrics.values())
+
+
+def test_a_group_with_one_abstention_in_a_trainer() -> None:
+    """[1, 0, None, 1] gives 0.5774, -1.1547, 0, 0.5774 and no token to learn from; metrics are of the others."""
+
+    def partly(responses: list[str]) -> list[float | None]:
+        return [1.0, 0.0, None, 1.0]
+
+    trainer = grpo(reward=partly, batch_size=4)
+    trainer.follow_settings()
+    batch, _ = trainer.gather()
+    wanted = torch.tensor([0.5773, -1.1547, 0.0, 0.5773])
+    torch.testing.assert_close(batch.advantages[:, 0], wanted, atol=1e-4, rtol=0)
+    assert batch.learn_mask.any(1).tolist() == [True, True, False, True]
+    metrics = trainer.step().metrics
+    assert metrics["reward/mean"] == metrics["reward/partly"] == pytest.approx(2 / 3)
+    assert metrics["reward/abstained_fraction"] == 0.25
+
+
+def test_one_value_for_a_batch_stops_the_step_and_moves_nothing() -> None:
+    trainer = grpo(reward=lambda responses: [1.0], batch_size=4)
+    before = parameters(trainer).clone()
+    with pytest.raises(RewardError, match="returned 1 rewards for 4 samples"):
+        trainer.step()
+    assert torch.equal(parameters(trainer), before)
+    assert trainer.global_step == 0

@@ -14,6 +14,7 @@ import torch
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.reward import RewardController
 from rlkit.errors import RewardError
+from tests.trainers.toys import grpo
 
 
 def batch() -> RolloutBatch:
@@ -102,3 +103,28 @@ for fn in (plain, judge):
     client.NotebookClient(notebook, timeout=90, kernel_name="python3").execute()
     text = "".join(o.get("text", "") for o in notebook.cells[0].outputs if o.get("name") == "stdout")
     assert text == "plain [4.0, nan, 6.0]\njudge [4.0, nan, 6.0]\n"
+
+
+def test_a_step_goes_on_without_the_sample_that_took_too_long() -> None:
+    """Sample 3 of 8 would take 60 s: the step takes under 5 s, keeps seven scores and says which is gone."""
+    calls = iter(range(8))
+
+    async def slow(response: str) -> float:
+        mine = next(calls)
+        await asyncio.sleep(60 if mine == 3 else 0)
+        return float(mine)
+
+    reward = RewardController(slow, timeout=1.0, on_error="abstain")
+    trainer = grpo(reward=reward, batch_size=8, group_size=8)
+    started = time.perf_counter()
+    result = trainer.step()
+    assert time.perf_counter() - started < 5
+    scores = result.rollouts["reward/slow"]
+    assert scores.count(None) == 1
+    assert sorted(score for score in scores if score is not None) == [0, 1, 2, 4, 5, 6, 7]
+    assert result.rollouts["reward"][scores.index(None)] is None
+    assert result.metrics["reward/timeouts"] == 1
+    assert result.metrics["reward/abstained_fraction"] == 1 / 8
+    assert math.isfinite(result.metrics["train/grad_norm"])
+    assert trainer.global_step == 1
+    reward.close()

@@ -1,4 +1,4 @@
-"""Reward functions: how parameters decide the call, and what answers are refused (R13)."""
+"""Reward functions: how parameters decide the call, and what answers are refused."""
 
 import functools
 import math
@@ -192,7 +192,7 @@ def test_a_column_that_the_data_lacks_is_named() -> None:
         _score(lambda response, solution: 0)
 
 
-# What answers are refused (R13)
+# What answers are refused
 
 
 @pytest.mark.parametrize(
@@ -206,13 +206,13 @@ def test_a_column_that_the_data_lacks_is_named() -> None:
         pd.Series([1, 0, 1.5, 0.5]),
     ],
 )
-def test_r13_numbers_of_every_kind_are_accepted(answer: Any) -> None:
+def test_numbers_of_every_kind_are_accepted(answer: Any) -> None:
     scores = _score(lambda responses: answer)
     assert scores == [1.0, 0.0, 1.5, 0.5]
     assert {type(score) for score in scores} == {float}
 
 
-def test_r13_none_abstains() -> None:
+def test_none_abstains() -> None:
     for fn in (lambda responses: [1, None, 0, 1], lambda response: {"a": 1, "bb": None, "ccc": 0, "dddd": 1}[response]):
         scores = _score(fn)
         assert math.isnan(scores[1])
@@ -240,18 +240,18 @@ def test_r13_none_abstains() -> None:
         ([1j, 0, 0, 0], "returned complex 1j for sample 0"),
     ],
 )
-def test_r13_wrong_answers_are_refused_by_function_and_sample(answer: Any, message: str) -> None:
+def test_wrong_answers_are_refused_by_function_and_sample(answer: Any, message: str) -> None:
     with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
         _score(lambda responses: answer, "mine")
 
 
-def test_r13_wrong_per_sample_answers_are_refused() -> None:
+def test_wrong_per_sample_answers_are_refused() -> None:
     for value in ("high", math.nan, math.inf, [0.5], np.ones(1)):
         with pytest.raises(RewardError, match=r"reward 'mine' returned .* for sample 2; expected a finite"):
             _score(lambda response, value=value: value if response == "ccc" else 1, "mine")
 
 
-def test_r13_an_exception_names_function_and_sample_and_is_chained() -> None:
+def test_an_exception_names_function_and_sample_and_is_chained() -> None:
     def strict(response: str) -> float:
         return {"a": 1.0, "bb": 2.0}[response]
 
@@ -270,7 +270,7 @@ def test_an_interrupt_is_not_taken_for_a_failing_reward() -> None:
         _score(interrupted)
 
 
-def test_r13_abstentions_end_in_finite_advantages() -> None:
+def test_abstentions_end_in_finite_advantages() -> None:
     terms = {"only": torch.tensor(_score(lambda responses: [1, 0, None, 1]))}
     rewards, valid = mix(terms, {"only": 1.0})
     advantages = group_advantages(rewards, torch.zeros(4, dtype=torch.int64), eps=1e-4, valid=valid)

@@ -1,0 +1,1 @@
+"""rlkit beside other libraries that compute the same thing."""

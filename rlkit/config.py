@@ -150,7 +150,7 @@ class TrainerConfig(Checked):
     average_logprobs: bool | None = fixed(None)
     """DPO: compare log-probs per token rather than per response; None takes what the loss is defined on."""
     dpo_ratio: float = live(0.5, low=0.0, high=1.0, aspect="hybrid")
-    """Hybrid: share of the DPO loss; the policy loss has the rest."""
+    """Hybrid: share of the DPO loss; the policy loss has the rest. Set live by itself, it holds and ends a schedule."""
     dpo_ratio_end: float | None = live(None, low=0.0, high=1.0, aspect="hybrid")
     """Hybrid: share that `dpo_ratio` moves to on a straight line over `dpo_ratio_steps`; None keeps it."""
     dpo_ratio_steps: int = live(100, low=1, aspect="hybrid")

@@ -75,6 +75,10 @@ class TrainEngine:
         for options in self.optimizer.param_groups:
             options["lr"] = rates[options["rlkit_group"]] * options["rlkit_share"]
 
+    def clear(self) -> None:
+        """Drops gradients that are there already, from training before this or from an update that was given up."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of a micro-batch's loss to those already there."""
         if loss.requires_grad:
@@ -156,7 +160,7 @@ class TrainEngine:
     def release(self) -> None:
         """Drops optimizer state and gradients."""
         self.optimizer.state.clear()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear()
 
 
 def _copy(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TextIO
 from rlkit.runs.protocol import StepResult
 
 _WIDTH = 24
-_SHOWN = (("reward/mean", "reward"), ("kl/per_token", "kl"))
+_SHOWN = (("reward/mean", "reward"), ("kl/per_token", "kl"), ("preferences/accuracy", "accuracy"))
 
 
 class ProgressLine:

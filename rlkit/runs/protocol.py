@@ -17,6 +17,9 @@ LIVE_STATES: frozenset[str] = frozenset({"starting", "running", "paused", "stopp
 REQUEST_KINDS: tuple[str, ...] = get_args(RequestKind)
 REQUEST_SOURCES: tuple[str, ...] = get_args(RequestSource)
 
+_SHOWN_OF_PAIRS = ("preferences/loss", "preferences/accuracy", "preferences/margin")
+"""Metrics of pairs that a step names in its text, beside the rewards."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -54,9 +57,13 @@ class StepResult:
     """Columns -> one entry per rollout (B each): row, group, prompt, response, reward, reward/<term>, ..."""
 
     def __repr__(self) -> str:
-        shown = {name: f"{value:.4g}" for name, value in self.metrics.items() if name.startswith(("reward/", "kl/"))}
-        rewards = ", ".join(f"{name} {value}" for name, value in shown.items())
-        return f"<step {self.step}: {rewards}; {len(self.metrics)} metrics, {rollout_count(self.rollouts)} rollouts>"
+        shown = {
+            name: f"{value:.4g}"
+            for name, value in self.metrics.items()
+            if name.startswith(("reward/", "kl/")) or name in _SHOWN_OF_PAIRS
+        }
+        metrics = ", ".join(f"{name} {value}" for name, value in shown.items())
+        return f"<step {self.step}: {metrics}; {len(self.metrics)} metrics, {rollout_count(self.rollouts)} rollouts>"
 
 
 @runtime_checkable

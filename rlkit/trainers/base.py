@@ -26,6 +26,7 @@ from rlkit.runs.protocol import StepResult
 from rlkit.trainers.assemble import place
 from rlkit.trainers.learner import Learner, Lesson
 from rlkit.trainers.runnable import Runnable, Stateful
+from rlkit.trainers.state import require_memory
 
 
 class LivePart(Stateful, Protocol):
@@ -48,6 +49,7 @@ class Trainer(Runnable):
         ConfigError: an unknown key (the nearest name is suggested), a value out of range, or a combination that cannot
             learn.
         ModelError: critic or reference read other tokens than the actor writes.
+        RunError: a run owns the weights of one of them.
     """
 
     algorithm: ClassVar[str]
@@ -62,6 +64,9 @@ class Trainer(Runnable):
         config: TrainerConfig | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        for controller in (actor, critic, reference):
+            if controller is not None:
+                require_memory(controller)
         self.config = self.configure(config)
         if self.config.lr is None:
             own = 1e-6 if actor.optimizer is None else float(actor.optimizer.param_groups[0]["lr"])

@@ -34,8 +34,8 @@ class HybridTrainer(RolloutTrainer):
         )
 
     With a critic the policy loss is PPO's, without one GRPO's. The ratio moves from `dpo_ratio` to `dpo_ratio_end` over
-    `dpo_ratio_steps` steps; all three can be changed while a run goes on. Arguments and errors as for `RolloutTrainer`
-    and `DPOTrainer`; the reference is required.
+    `dpo_ratio_steps` steps; all three can be changed while a run goes on, and a `dpo_ratio` set alone ends the
+    schedule. Arguments and errors as for `RolloutTrainer` and `DPOTrainer`; the reference is required.
     """
 
     algorithm: ClassVar[str] = "hybrid"
@@ -84,6 +84,12 @@ class HybridTrainer(RolloutTrainer):
         """Share of the DPO loss in the next step."""
         config = self.config
         return ramp(config.dpo_ratio, config.dpo_ratio_end, self.global_step, config.dpo_ratio_steps)
+
+    def set(self, **changes: Any) -> None:
+        """Changes live settings, see `Trainer.set`. A `dpo_ratio` without a `dpo_ratio_end` holds from now on."""
+        if "dpo_ratio" in changes:
+            changes.setdefault("dpo_ratio_end", None)
+        super().set(**changes)
 
     def parts(self) -> dict[str, Stateful]:
         return {**super().parts(), "preferences": self.preferences}

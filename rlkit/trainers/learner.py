@@ -71,6 +71,7 @@ class Learner:
         config = self.live.config
         rates = self.rates(step)
         for engine in self.engines.values():
+            engine.clear()
             engine.set_lr({group.name: rates[group.role] for group in engine.groups})
         self.tracker.add("train/lr", rates["actor"])
         updates, size = 0, config.minibatch_size or len(lessons[0].batch)

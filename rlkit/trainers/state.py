@@ -12,7 +12,7 @@ import torch
 
 from rlkit.config import TrainerConfig
 from rlkit.controllers.hosted import HostedController
-from rlkit.errors import CheckpointError
+from rlkit.errors import CheckpointError, RunError
 
 if TYPE_CHECKING:
     from rlkit.trainers.runnable import Runnable
@@ -86,6 +86,17 @@ def take_memory(trainer: Runnable) -> None:
             for parameter in module.parameters():
                 shape = getattr(parameter, "rlkit_shape", parameter.shape)
                 parameter.data = parameter.data.new_empty(shape)
+
+
+def require_memory(controller: HostedController) -> None:
+    """Raises RunError where a controller's parameters were dropped, because a run owns them."""
+    for module in controller.modules().values():
+        for parameter in module.parameters():
+            if getattr(parameter, "rlkit_shape", parameter.shape) != parameter.shape:
+                raise RunError(
+                    f"the weights of {controller.name!r} went with its trainer to a run; stop that run and bring them "
+                    "back with run.load() before another trainer takes them"
+                )
 
 
 def hosted_controllers(trainer: Runnable) -> list[HostedController]:

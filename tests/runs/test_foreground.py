@@ -196,3 +196,16 @@ def test_progress_is_one_line_apart_from_results(tmp_path: Path, capsys: pytest.
     line.close()
     assert "████████████░░░░░░░░░░░░  step 15/20" in stream.getvalue()
     assert stream.getvalue().endswith("reward 0.500  kl 0.250\n")
+
+
+def test_a_step_and_its_line_say_what_there_is_of_rewards_and_of_pairs():
+    pairs = {"preferences/loss": 0.69314, "preferences/accuracy": 0.75, "preferences/margin": 0.1, "train/lr": 1e-6}
+    table = {"response": ["good", "bad"]}
+    assert repr(StepResult(3, pairs, [], table)) == (
+        "<step 3: preferences/loss 0.6931, preferences/accuracy 0.75, preferences/margin 0.1; 4 metrics, 2 rollouts>"
+    )
+    assert repr(StepResult(4, {"reward/mean": 0.5}, [], table)) == "<step 4: reward/mean 0.5; 1 metrics, 2 rollouts>"
+    stream = io.StringIO()
+    line = ProgressLine(0, None, stream)
+    line(StepResult(3, pairs))
+    assert stream.getvalue().endswith("s/step  accuracy 0.750")

@@ -254,8 +254,12 @@ def test_the_ratio_moves_on_its_schedule_and_live() -> None:
     trainer = hybrid(dpo_ratio=1.0, dpo_ratio_end=0.0, dpo_ratio_steps=4)
     seen = [trainer.step().metrics["preferences/ratio"] for _ in range(3)]
     assert seen == [1.0, 0.75, 0.5]
-    trainer.set(dpo_ratio=0.4, dpo_ratio_end=None)
-    assert trainer.step().metrics["preferences/ratio"] == pytest.approx(0.4)
+    trainer.set(dpo_ratio_end=0.2)
+    assert trainer.step().metrics["preferences/ratio"] == pytest.approx(0.4)  # 1 - 0.8 * 3/4
+    trainer.set(dpo_ratio=0.6)  # alone: the schedule, which had come to 0.2, is over
+    assert trainer.step().metrics["preferences/ratio"] == 0.6
+    trainer.set(dpo_ratio=0.9, dpo_ratio_end=0.3)
+    assert trainer.step().metrics["preferences/ratio"] == pytest.approx(0.3)
 
 
 def test_pairs_are_cut_into_as_many_minibatches_as_rollouts() -> None:

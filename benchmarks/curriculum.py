@@ -4,15 +4,15 @@
 
 The task: count on. The prompt names a number and one of twelve letters; the response must begin with as many of the
 letters that follow it in a circle: "4 k" asks for "l a b c". The reward is 1 for all of them and else 0. An untrained
-policy gets one letter right in about twenty responses and eight of them never, so that long prompts teach nothing
+policy gets one letter right in about twenty responses and four of them never, so that long prompts teach nothing
 before short ones are learned. A language model of two layers of width 64, trained from nothing by GRPO without a
-reference, 16 prompts x 8 responses a step.
+reference, 32 prompts x 8 responses a step.
 
 Only the prompts differ. "uniform": all lengths, mixed evenly from the first step on. "by reach": stages, each mostly of
 one length, that go on when most responses to that length are right; the last stage is the uniform mixture. "by steps":
 the same stages after 10 steps each. "by pass rate": one stage, which prefers lengths neither solved nor hopeless.
 
-The score is the share of right responses, sampled at temperature 1, over all 48 prompts with 8 responses each, and is
+The score is the share of right responses, sampled at temperature 1, over all 36 prompts with 8 responses each, and is
 taken every 10 steps. All lengths count alike in it, as they do in the uniform mixture. `--tune` looks for the learning
 rate that is best for the uniform mixture, on seeds that the comparison does not use; the others take the same. Where
 the target was not reached, the steps given are the cap; if that is the baseline, the ratio shown is an upper bound.
@@ -37,11 +37,11 @@ import rlkit
 from rlkit import ActorController, Curriculum, GRPOTrainer, Reaches, Stage, Steps
 
 LETTERS = "abcdefghijkl"
-LENGTHS = (1, 2, 4, 8)
+LENGTHS = (1, 2, 4)
 BASELINE = "uniform"
 EVERY = 10
 CONFIG: dict[str, Any] = {
-    "batch_size": 128,
+    "batch_size": 256,
     "group_size": 8,
     "max_new_tokens": max(LENGTHS),
     "entropy_coef": 0.01,
@@ -139,18 +139,21 @@ def told(name: str, result: dict[str, Any]) -> str:
 
 def tune(options: argparse.Namespace) -> None:
     """Steps of the baseline at several learning rates, on other seeds than those of the comparison."""
-    print("| lr | median steps without a curriculum |\n|---|---|")
+    print("| lr | median steps without a curriculum | score then |\n|---|---|---|")
     for lr in options.tune:
         results = [run(curricula()[BASELINE], seed + 100, lr, options.target, options.cap) for seed in options.seeds]
-        print(f"| {lr:g} | {statistics.median(r['steps'] for r in results):g} |", flush=True)
+        steps, score = (
+            statistics.median(values) for values in ([r["steps"] for r in results], [r["scores"][-1] for r in results])
+        )
+        print(f"| {lr:g} | {steps:g} | {score:.2f} |", flush=True)
 
 
 def compare(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Runs each seed in each way, and prints the table."""
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in curricula()}
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in (BASELINE, *options.ways)}
     for seed in options.seeds:
-        for name, stages in curricula().items():
-            results[name].append(run(stages, seed, options.lr, options.target, options.cap))
+        for name in results:
+            results[name].append(run(curricula()[name], seed, options.lr, options.target, options.cap))
             print(told(name, results[name][-1]), flush=True)
     others = [name for name in results if name != BASELINE]
     print(f"\n| seed | {BASELINE} | {' | '.join(f'{name} | ratio' for name in others)} |")
@@ -184,6 +187,7 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.8, help="share of right responses")
     parser.add_argument("--cap", type=int, default=400, help="steps after which a run is given up")
     parser.add_argument("--tune", nargs="+", type=float, default=None, help="learning rates to try on the baseline")
+    parser.add_argument("--ways", nargs="+", default=list(curricula())[1:], choices=list(curricula())[1:])
     parser.add_argument("--out", type=Path, default=None, help="also write the results as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -217,6 +217,7 @@ class Trainer(Runnable):
         try:
             for name, part in parts.items():
                 part.set(changes[name])
+            self.settle()
         except BaseException:
             for name, part in parts.items():
                 part.load_state_dict(before[name])

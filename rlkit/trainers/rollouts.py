@@ -161,7 +161,7 @@ class RolloutTrainer(Trainer):
         return [self.actor, *(controller for controller in others if controller is not None)]
 
     def parts(self) -> dict[str, Stateful]:
-        return {"prompts": self.prompts, "reward_weights": self.weights, "learner": self.learner}
+        return {"prompts": self.prompts, "reward_weights": self.terms, "learner": self.learner}
 
     def aspects(self) -> set[str]:
         config = self.config
@@ -208,6 +208,7 @@ class RolloutTrainer(Trainer):
         rewards = batch.rewards.masked_fill(~batch.reward_valid, math.nan)
         if isinstance(self.prompts, CurriculumSource):
             self.prompts.observe(self.global_step, metrics, batch.rows.tolist(), rewards.tolist())
+            self.settle()
 
     def follow_settings(self) -> None:
         super().follow_settings()
@@ -220,7 +221,7 @@ class RolloutTrainer(Trainer):
 
     def settle(self) -> None:
         """Takes the rewards of the step and of the curriculum's stage."""
-        before = (self.terms.controllers, self.terms.weights)
+        before = self.terms.copy()
         if self.terms.follow(self.global_step, self._stage_rewards):
             self._reassemble(before)
 
@@ -276,23 +277,23 @@ class RolloutTrainer(Trainer):
         Args:
             reward: a RewardController, or a function of the step that returns one.
         """
-        before = (self.terms.controllers, self.terms.weights)
+        before = self.terms.copy()
         self.terms.use(reward, self.global_step)
         self._reassemble(before)
 
     def set_multi_reward_controllers(self, rewards: list[tuple[RewardController, float]]) -> None:
         """Replaces all rewards by these, with their weights, from the next step on."""
-        before = (self.terms.controllers, self.terms.weights)
+        before = self.terms.copy()
         self.terms.use_all(rewards)
         self._reassemble(before)
 
-    def _reassemble(self, before: tuple[list[RewardController], RewardWeights]) -> None:
+    def _reassemble(self, before: RewardTerms) -> None:
         """Puts other terms into the dataflow; puts those before back where they do not fit."""
         try:
             self.place()
             self.dataflow = self._assemble()
         except BaseException:
-            self.terms.controllers, self.terms.weights = before
+            self.terms.restore(before)
             raise
         for reward in before[0]:
             if reward not in self.rewards:

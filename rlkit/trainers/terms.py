@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 from rlkit.controllers.reward import RewardController
-from rlkit.errors import ConfigError
+from rlkit.errors import CheckpointError, ConfigError
 from rlkit.rewards import RewardWeights
 from rlkit.trainers.assemble import as_rewards
 
@@ -61,12 +62,44 @@ class RewardTerms:
         if self._of_step is not None:
             self._take([self._of_step(step)])
         elif stage_rewards is not self._stage:
-            self._stage = stage_rewards
             if stage_rewards is None:
                 self.controllers, self.weights = self._own
             else:
                 self._take(*as_rewards(stage_rewards))
+            self._stage = stage_rewards
         return before is not self.controllers
+
+    def copy(self) -> Self:
+        """The terms and rules as they are now, to go back to with `restore`; weights are shared."""
+        return copy(self)
+
+    def restore(self, before: Self) -> None:
+        """Goes back to what `copy` gave."""
+        self.__dict__.update(before.__dict__)
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"weights": those in force, "own": those that come back after a stage with rewards of its own, else None}."""
+        own = self._own_weights
+        return {"weights": self.weights.state_dict(), "own": None if own is None else own.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` gave. Raises CheckpointError for other keys, or weights of other terms."""
+        if set(state) != {"weights", "own"}:
+            raise CheckpointError(f"saved reward weights hold weights and own, given {sorted(state)}")
+        own = self._own_weights
+        if (own is None) != (state["own"] is None):
+            raise CheckpointError(
+                f"the saved weights of the trainer's own rewards are {state['own']}, but the rewards in force "
+                f"({', '.join(self.names)}) are {'its own' if own is None else 'those of a stage'}"
+            )
+        if own is not None:
+            own.load_state_dict(state["own"])
+        self.weights.load_state_dict(state["weights"])
+
+    @property
+    def _own_weights(self) -> RewardWeights | None:
+        """Weights of the trainer's own rewards while a stage has others in their place."""
+        return self._own[1] if self._of_step is None and self._own[1] is not self.weights else None
 
     def _replace(self, controllers: list[RewardController], weights: Mapping[str, float] | None = None) -> None:
         self._of_step = None

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlkit.data.reading import begin_once, beginning_token
 from rlkit.engines.heads import pool_last
 from rlkit.errors import ModelError, RewardError
-from rlkit.data.reading import begin_once, beginning_token
 
 Columns = Sequence[Mapping[str, Any]]
 

@@ -295,7 +295,7 @@ class RolloutTrainer(Trainer):
         except BaseException:
             self.terms.restore(before)
             raise
-        for reward in before[0]:
+        for reward in before.controllers:
             if reward not in self.rewards:
                 reward.close()
         fresh = self.engines()

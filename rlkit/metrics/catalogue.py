@@ -27,6 +27,12 @@ METRICS: dict[str, MetricInfo] = {
     "train/step_time_ms": MetricInfo(Last, "ms", "Wall-clock time of the whole step."),
     "train/lr": MetricInfo(Last, "1", "Learning rate in force."),
     "train/grad_norm": MetricInfo(Mean, "1", "Norm of the gradient before clipping."),
+    "train/first_ratio_max_abs_log": MetricInfo(
+        Max, "nats", "Largest log-ratio of new to old policy before the first update; 0 when both are scored alike."
+    ),
+    "rollout/logprob_gap_max": MetricInfo(
+        Max, "nats", "Largest difference of a token's log-prob between trainer and sampler."
+    ),
     "train/skipped_updates": MetricInfo(
         Sum, "updates", "Optimizer updates left out because a gradient was not finite."
     ),

@@ -4,12 +4,12 @@
 
 The task: count on. The prompt names a number and one of twelve letters; the response must begin with as many of the
 letters that follow it in a circle: "4 k" asks for "l a b c". The reward is 1 for all of them and else 0. An untrained
-policy gets one letter right in about twenty responses and eight of them never, so that long prompts teach nothing
+policy gets one letter right in one of seventeen responses and eight of them never, so that long prompts teach nothing
 before short ones are learned. A language model of two layers of width 64, trained from nothing by GRPO without a
 reference, 16 prompts x 8 responses a step.
 
-Only the prompts differ. "uniform": all lengths, mixed evenly from the first step on. "by reach": stages, each mostly of
-one length, that go on when most responses to that length are right; the last stage is the uniform mixture. "by steps":
+Only the prompts differ. "uniform": all lengths, mixed evenly from the first step on. "by reach": stages, each of one
+length, that go on when most responses to that length are right; the last stage is the uniform mixture. "by steps":
 the same stages after 10 steps each. "by pass rate": one stage, which prefers lengths neither solved nor hopeless.
 
 The score is the share of right responses, sampled at temperature 1, over all 48 prompts with 8 responses each, and is
@@ -71,14 +71,13 @@ def right(response: str, answer: str) -> float:
 def curricula() -> dict[str, list[Stage]]:
     """The stages of each way to mix the lengths, the baseline first."""
     even = {f"{length}": 1.0 for length in LENGTHS}
-    mostly = {pool: {**dict.fromkeys(even, 0.0), pool: 1.0} for pool in even}
     return {
         BASELINE: [Stage("all", even)],
         "by reach": [
-            *(Stage(pool, mostly[pool], until=Reaches(f"curriculum/{pool}_pass_rate", 0.6)) for pool in even),
+            *(Stage(pool, {pool: 1.0}, until=Reaches(f"curriculum/{pool}_pass_rate", 0.6)) for pool in even),
             Stage("all", even),
         ],
-        "by steps": [*(Stage(pool, mostly[pool], until=Steps(10)) for pool in even), Stage("all", even)],
+        "by steps": [*(Stage(pool, {pool: 1.0}, until=Steps(10)) for pool in even), Stage("all", even)],
         "by pass rate": [Stage("all", "by_pass_rate")],
     }
 

@@ -1,18 +1,18 @@
 """Does a curriculum help? Steps to a target score with a curriculum and without; everything else is the same.
 
-    python benchmarks/curriculum.py [--seeds 0 1 2] [--lr 0.002] [--tune 0.0005 0.001 0.002 0.004]
+    python benchmarks/curriculum.py [--seeds 0 1 2] [--lr 0.001] [--tune 0.001 0.002 0.004]
 
 The task: count on. The prompt names a number and one of twelve letters; the response must begin with as many of the
 letters that follow it in a circle: "4 k" asks for "l a b c". The reward is 1 for all of them and else 0. An untrained
-policy gets one letter right in one of seventeen responses and eight of them never, so that long prompts teach nothing
+policy gets one letter right in one of nineteen responses and eight of them never, so that long prompts teach nothing
 before short ones are learned. A language model of two layers of width 64, trained from nothing by GRPO without a
-reference, 16 prompts x 8 responses a step.
+reference, 8 prompts x 8 responses a step.
 
 Only the prompts differ. "uniform": all lengths, mixed evenly from the first step on. "by reach": stages, each of one
 length, that go on when most responses to that length are right; the last stage is the uniform mixture. "by steps":
 the same stages after 10 steps each. "by pass rate": one stage, which prefers lengths neither solved nor hopeless.
 
-The score is the share of right responses, sampled at temperature 1, over all 48 prompts with 8 responses each, and is
+The score is the share of right responses, sampled at temperature 1, over all 72 prompts with 8 responses each, and is
 taken every 5 steps. All lengths count alike in it, as they do in the uniform mixture. `--tune` looks for the learning
 rate that is best for the uniform mixture, on seeds that the comparison does not use; the others take the same. Where
 the target was not reached, the steps given are the cap; if that is the baseline, the ratio shown is an upper bound.
@@ -37,11 +37,11 @@ import rlkit
 from rlkit import ActorController, Curriculum, GRPOTrainer, Reaches, Stage, Steps
 
 LETTERS = "abcdefghijkl"
-LENGTHS = (1, 2, 4, 8)
+LENGTHS = (1, 2, 3, 4, 6, 8)
 BASELINE = "uniform"
 EVERY = 5
 CONFIG: dict[str, Any] = {
-    "batch_size": 128,
+    "batch_size": 64,
     "group_size": 8,
     "max_new_tokens": max(LENGTHS),
     "entropy_coef": 0.01,
@@ -182,9 +182,9 @@ def main() -> None:
     """Prints a line a run, and the table of steps and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--target", type=float, default=0.8, help="share of right responses")
-    parser.add_argument("--cap", type=int, default=300, help="steps after which a run is given up")
+    parser.add_argument("--cap", type=int, default=500, help="steps after which a run is given up")
     parser.add_argument("--tune", nargs="+", type=float, default=None, help="learning rates to try on the baseline")
     parser.add_argument("--ways", nargs="+", default=list(curricula())[1:], choices=list(curricula())[1:])
     parser.add_argument("--out", type=Path, default=None, help="also write the results as JSON")

@@ -28,10 +28,9 @@ def fill(trainer: RolloutTrainer) -> RolloutBatch:
         rounds += 1
         useful = spread_rows(batch)
         dropped += int((~useful).sum())
-        part = batch.select(useful)
-        part = part.with_fields({"groups": part.groups + rounds * config.prompts_per_step})
-        if part.batch_size:
-            kept.append(part)
+        if bool(useful.any()):
+            part = batch.select(useful)
+            kept.append(part.with_fields({"groups": part.groups + rounds * config.prompts_per_step}))
     trainer.tracker.add("rollout/sampling_rounds", rounds)
     trainer.tracker.add_sum_count("rollout/resampled_fraction", dropped, rounds * wanted)
     assert batch is not None

@@ -71,12 +71,13 @@ class OnlineDPOTrainer(RolloutTrainer):
     def lessons(self, batch: RolloutBatch) -> list[Lesson]:
         """The pairs among the rollouts; none where no group has spread."""
         chosen, rejected = ((batch.preferences == side).nonzero().squeeze(1) for side in (1, -1))
+        self.tracker.add("preferences/pairs", len(chosen))
+        if not len(chosen):
+            return []
         pairs = PreferenceBatch.from_rollouts(
             batch, chosen[batch.groups[chosen].argsort()], rejected[batch.groups[rejected].argsort()]
         )
-        self.tracker.add("preferences/pairs", len(pairs))
-        objective = PreferenceObjective(self, self.actor, self.learner.engines["policy"], self.tracker)
-        return [Lesson(objective, pairs)] if len(pairs) else []
+        return [Lesson(PreferenceObjective(self, self.actor, self.learner.engines["policy"], self.tracker), pairs)]
 
     def check_settings(self, config: TrainerConfig) -> None:
         if config.kl_coef:

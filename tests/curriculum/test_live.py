@@ -105,9 +105,7 @@ def test_a_change_that_cannot_be_is_refused(bad: dict[str, Any], message: str) -
 
 @settings(max_examples=60, deadline=None)
 @given(good=st.lists(st.sampled_from(GOOD), max_size=4), bad=st.sampled_from(BAD), first=st.booleans())
-def test_r16_changes_are_all_or_nothing(
-    good: list[dict[str, Any]], bad: tuple[dict[str, Any], str], first: bool
-) -> None:
+def test_changes_are_all_or_nothing(good: list[dict[str, Any]], bad: tuple[dict[str, Any], str], first: bool) -> None:
     source = _source()
     source.observe(1, {"m": 0.7}, [0, 6], [1.0, 0.0])
     before = source.state_dict()

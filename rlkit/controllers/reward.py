@@ -171,6 +171,11 @@ class RewardController(HostedController):
         taken, self._seconds = self._seconds, 0.0
         return taken
 
+    @property
+    def may_fail(self) -> bool:
+        """Whether a call that fails costs its sample only, so that failures are worth counting."""
+        return self.caller is not None and self.caller.on_error == "abstain"
+
     def take_failures(self) -> dict[str, int]:
         """Samples whose call failed since the last time this was asked: {"timeouts": n, "errors": m}."""
         return {"timeouts": 0, "errors": 0} if self.caller is None else self.caller.take_failures()

@@ -54,7 +54,8 @@ def _measure_rewards(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
         tracker.add_sum_count("train/tokens_left_out_fraction", dropped.sum(), batch.response_mask.sum())
     failures = Counter[str]()
     for reward in trainer.rewards:
-        failures.update(reward.take_failures())
+        if reward.may_fail:
+            failures.update(reward.take_failures())
     for kind, count in failures.items():
         tracker.add(f"reward/{kind}", count)
     latencies = [reward.take_latency() for reward in trainer.rewards]

@@ -62,7 +62,7 @@ unit: environment
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/browser -n 2 --junitxml=$(JUNIT)/unit.xml
 
 browser: environment system model
-	$(BIN)/pytest tests/browser --junitxml=$(JUNIT)/browser.xml
+	$(BIN)/pytest tests/browser -rP --junitxml=$(JUNIT)/browser.xml
 
 notebooks: environment model
 	$(BIN)/pytest --nbval-lax notebooks --junitxml=$(JUNIT)/notebooks.xml

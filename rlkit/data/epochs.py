@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from rlkit.errors import CheckpointError, ConfigError, DataError
 
-__all__ = ["Epochs", "fingerprint"]
+__all__ = ["Epochs", "RowSource", "fingerprint"]
+
+Row = TypeVar("Row")
 
 
 class Epochs:
@@ -99,6 +101,50 @@ class Epochs:
         self._seed, self._shuffle = state["seed"], state["shuffle"]
         self._epoch, self._position = state["epoch"], state["position"]
         self._order = self._order_of(self._epoch)
+
+
+class RowSource(Generic[Row]):
+    """Rows drawn in shuffled epochs; what prompts and pairs share once they are read."""
+
+    rows: list[Row]
+    """Every row, in the order of the source."""
+
+    def __init__(self, rows: list[Row], epochs: Epochs) -> None:
+        self.rows, self._epochs = rows, epochs
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self._epochs.epoch
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that change with the rows."""
+        return self._epochs.fingerprint
+
+    def next(self, n: int) -> list[Row]:
+        """The next `n` rows, going on into further epochs where one ends.
+
+        Raises:
+            ConfigError: `n` is less than 1.
+        """
+        return [self.rows[index] for index in self._epochs.next(n)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which row comes next, as plain values; see `Epochs.state_dict`."""
+        return self._epochs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where the state was taken, with its seed and order.
+
+        Raises:
+            CheckpointError: other keys than `state_dict` gives.
+            DataError: the state belongs to other rows.
+        """
+        self._epochs.load_state_dict(state)
 
 
 def fingerprint(rows: Iterable[Any]) -> str:

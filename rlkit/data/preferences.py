@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlkit.data.epochs import Epochs, fingerprint
+from rlkit.data.epochs import Epochs, RowSource, fingerprint
 from rlkit.data.reading import PromptEncoder, read_rows
 from rlkit.errors import ConfigError, DataError
 
@@ -39,7 +39,7 @@ class PreferenceRow:
     columns: dict[str, Any]
 
 
-class PreferenceSource:
+class PreferenceSource(RowSource[PreferenceRow]):
     """Pairs in shuffled epochs, with a state that resumes exactly.
 
     A row is `{"prompt", "chosen", "rejected"}`, each a text or a list of chat messages (answers: what the assistant
@@ -72,37 +72,9 @@ class PreferenceSource:
         if max_length < 2:
             raise ConfigError(f"max_length must leave room for a prompt and an answer, given {max_length}")
         encoder = _PairEncoder(tokenizer, max_length, max_prompt_length or max_length)
-        self.rows: list[PreferenceRow] = [
-            encoder.encode(index, row) for index, row in enumerate(read_rows(pairs, "chosen"))
-        ]
-        """Every pair, in the order of the source."""
-        identity = fingerprint([r.prompt_ids, r.chosen_ids, r.rejected_ids] for r in self.rows)
-        self._epochs = Epochs(len(self.rows), seed, identity, shuffle=shuffle, what="pair")
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed."""
-        return self._epochs.epoch
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits that change with the pairs' tokens."""
-        return self._epochs.fingerprint
-
-    def next(self, n: int) -> list[PreferenceRow]:
-        """The next `n` pairs, going on into further epochs where one ends."""
-        return [self.rows[index] for index in self._epochs.next(n)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Which pair comes next, as plain values; see `Epochs.state_dict`."""
-        return self._epochs.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the state was taken. Raises as `Epochs.load_state_dict`."""
-        self._epochs.load_state_dict(state)
+        rows = [encoder.encode(index, row) for index, row in enumerate(read_rows(pairs, "chosen"))]
+        identity = fingerprint([r.prompt_ids, r.chosen_ids, r.rejected_ids] for r in rows)
+        super().__init__(rows, Epochs(len(rows), seed, identity, shuffle=shuffle, what="pair"))
 
 
 class _PairEncoder:

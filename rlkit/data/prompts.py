@@ -1,10 +1,10 @@
 """Prompts: read from lists, datasets and files, tokenised once, and drawn in shuffled epochs that resume exactly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlkit.data.epochs import Epochs, fingerprint
+from rlkit.data.epochs import Epochs, RowSource, fingerprint
 from rlkit.data.reading import PromptEncoder, read_rows, split_row
 from rlkit.errors import ConfigError, DataError
 
@@ -56,7 +56,7 @@ class PromptRow:
     columns: dict[str, Any]
 
 
-class PromptSource:
+class PromptSource(RowSource[PromptRow]):
     """Prompts in endless epochs, each in an order of its own that depends on the seed and the epoch only.
 
     A prompt is text or a chat, a list of {"role", "content"} messages. Text is tokenised as the tokenizer does by
@@ -92,12 +92,11 @@ class PromptSource:
             raise ConfigError(f"max_prompt_length must be at least 1 token, given {max_prompt_length}")
         encoder = PromptEncoder(tokenizer)
         rows = [split_row(i, row, prompt_column) for i, row in enumerate(read_rows(prompts, prompt_column))]
-        self._epochs = Epochs(len(rows), seed, _fingerprint(rows), shuffle=shuffle)
+        epochs = Epochs(len(rows), seed, _fingerprint(rows), shuffle=shuffle)
         names = {name: None for _, columns in rows for name in columns}
         if any(not isinstance(prompt, str) for prompt, _ in rows):
             names["messages"] = None
-        self.rows: list[PromptRow] = []
-        """Every prompt, in the order of the source. A column that some rows lack is None there."""
+        read: list[PromptRow] = []  # a column that some rows lack is None there
         for index, (prompt, columns) in enumerate(rows):
             text, ids = encoder.encode(index, prompt)
             if len(ids) > max_prompt_length:
@@ -106,41 +105,8 @@ class PromptSource:
                     "drop it, or raise max_prompt_length if the model's context allows"
                 )
             chat = {} if isinstance(prompt, str) else {"messages": prompt}
-            self.rows.append(PromptRow(index, text, ids, {**names, **chat, **columns}))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed."""
-        return self._epochs.epoch
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits that change with the prompts and columns."""
-        return self._epochs.fingerprint
-
-    def next(self, n: int) -> list[PromptRow]:
-        """The next `n` prompts, going on into further epochs where one ends.
-
-        Raises:
-            ConfigError: `n` is less than 1.
-        """
-        return [self.rows[index] for index in self._epochs.next(n)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Which prompt comes next, as plain values; see `Epochs.state_dict`."""
-        return self._epochs.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the state was taken, with its seed and order.
-
-        Raises:
-            CheckpointError: other keys than `state_dict` gives.
-            DataError: the state belongs to other prompts.
-        """
-        self._epochs.load_state_dict(state)
+            read.append(PromptRow(index, text, ids, {**names, **chat, **columns}))
+        super().__init__(read, epochs)
 
 
 def _fingerprint(rows: Sequence[tuple[Any, dict[str, Any]]]) -> str:

@@ -123,8 +123,9 @@ def test_r07_policy_kl_entropy_and_value_terms_in_any_split(mode: str, trunk: bo
         trunk=trunk, reference=True, model=tiny_model(initializer_range=0.2), loss_aggregation=mode, **options
     )
     assert trainer.critic is not None
-    torch.nn.init.normal_(trainer.critic.head.linear.weight, generator=torch.Generator().manual_seed(0))
-    batch = nine_rollouts()
+    torch.manual_seed(0)
+    torch.nn.init.normal_(trainer.critic.head.linear.weight)
+    batch = nine_rollouts().to(trainer.actor.device)
     weights = trainer.policy_objective().weights(batch)
     whole = trainer_gradient(trainer, [list(range(8))], weights, batch)
     assert whole.norm() > 1e-2

@@ -76,7 +76,9 @@ def test_remax_compares_with_the_greedy_response_to_the_same_prompt() -> None:
     ids, model = first.input_ids, trainer.actor.model
     width = ids.shape[1]
     for _ in range(6):  # greedy by hand
-        mask = torch.cat([first.attention_mask, torch.ones(1, ids.shape[1] - width, dtype=torch.bool)], 1)
+        mask = torch.cat(
+            [first.attention_mask, torch.ones(1, ids.shape[1] - width, dtype=torch.bool, device=ids.device)], 1
+        )
         logits = model(input_ids=ids, attention_mask=mask, position_ids=mask.long().cumsum(1) - 1).logits
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
         if int(ids[0, -1]) in trainer.actor.stop_token_ids:
@@ -191,7 +193,7 @@ def test_the_whole_filled_batch_is_whitened_at_once() -> None:
 def test_masked_truncation_leaves_cut_responses_out_of_the_loss() -> None:
     trainer = grpo(reward=length, mask_truncated=True, max_new_tokens=3)
     batch = trainer.evaluate()
-    cut = torch.tensor([reason == "length" for reason in batch.finish_reasons])
+    cut = torch.tensor([reason == "length" for reason in batch.finish_reasons], device=batch.device)
     assert bool(cut.any())
     assert not bool(batch.learn_mask[cut].any())
     assert torch.equal(batch.learn_mask[~cut], batch.response_mask[~cut])
@@ -211,7 +213,7 @@ def opinionated(trainer: PPOTrainer) -> PPOTrainer:
 def test_truncated_responses_go_on_to_the_critics_value(trunk: bool) -> None:
     plain = opinionated(ppo(reward=length, trunk=trunk, whiten_advantages=False)).evaluate()
     batch = opinionated(ppo(reward=length, trunk=trunk, whiten_advantages=False, bootstrap_truncated=True)).evaluate()
-    cut = torch.tensor([reason == "length" for reason in batch.finish_reasons])
+    cut = torch.tensor([reason == "length" for reason in batch.finish_reasons], device=batch.device)
     assert bool(cut.any())
     torch.testing.assert_close(batch.values * batch.response_mask, plain.values * batch.response_mask)
     after = batch.bootstrap_values * cut

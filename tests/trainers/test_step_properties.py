@@ -85,7 +85,8 @@ def policy_trainer(loss: str) -> PPOTrainer:
         lr=0.0,
     )
     assert trainer.critic is not None
-    torch.nn.init.normal_(trainer.critic.head.linear.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    torch.nn.init.normal_(trainer.critic.head.linear.weight, std=0.1)
     return trainer
 
 
@@ -94,7 +95,8 @@ def policy_trainer(loss: str) -> PPOTrainer:
 @given(variation=VARIATIONS)
 def test_policy_losses(loss: str, variation: Any) -> None:
     lengths, seed, size, random, left, right = variation
-    batch, trainer = tokens(lengths, seed), policy_trainer(loss)
+    trainer = policy_trainer(loss)
+    batch = tokens(lengths, seed).to(trainer.actor.device)
     order = list(range(len(lengths)))
     random.shuffle(order)
     wide = COLLECTOR.pad(batch.select(order), batch.prompt_width + left, batch.response_width + right)
@@ -116,7 +118,8 @@ def preference_trainer(loss: str, average: bool | None) -> DPOTrainer:
 def test_preference_losses(loss: str, average: bool | None, variation: Any) -> None:
     lengths, seed, size, random, left, right = variation
     answers = [length for n in lengths for length in (n, 1 + (n + seed) % 5)]
-    rollouts, trainer = tokens(answers, seed), preference_trainer(loss, average)
+    trainer = preference_trainer(loss, average)
+    rollouts = tokens(answers, seed).to(trainer.actor.device)
     pairs = PreferenceBatch(rollouts)
     order = list(range(len(pairs)))
     random.shuffle(order)

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlkit.generation import kernels
 from rlkit.generation.base import SamplingParams
 from rlkit.generation.llama import LlamaLayer, attention_over, normalise
-from rlkit.generation.sampling import sample
+from rlkit.generation.sampling import first_above, sample
 
 __all__ = ["FusedLayer", "add_and_normalise", "sample_fused"]
 
@@ -60,19 +60,14 @@ def sample_fused(logits: Tensor, params: SamplingParams, uniforms: Tensor) -> tu
     cdf = (masses * (peaks - peak).exp()).cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:]
     target = uniforms.unsqueeze(-1) * total
-    block = _first_above(cdf, target)
+    block = first_above(cdf, target)
     before = torch.where(block > 0, cdf.gather(-1, (block - 1).clamp_min(0)), 0.0)
     place = block * kernels.BLOCK + torch.arange(kernels.BLOCK, device=logits.device)  # (B, BLOCK)
     inside = logits.gather(1, place.clamp_max(count - 1)).float().mul_(scale)
     weights = (inside - peak).exp_().masked_fill_(place >= count, 0.0)
-    offset = _first_above(weights.cumsum(-1, dtype=torch.float64), target - before)
+    offset = first_above(weights.cumsum(-1, dtype=torch.float64), target - before)
     # Rounding can leave the last step of a block short of the target; the last token with any mass is meant then.
     last = kernels.BLOCK - 1 - (weights > 0).flip(-1).int().argmax(-1, keepdim=True)
     offset = torch.minimum(offset, last)
     logprobs = inside.gather(-1, offset) - peak - total.log().float()
     return (block * kernels.BLOCK + offset).squeeze(-1), logprobs.squeeze(-1)
-
-
-def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
-    """(B, 1) first index with cdf > target; the last index when there is none."""
-    return (cdf <= target).sum(-1, keepdim=True).clamp_max(cdf.shape[-1] - 1)

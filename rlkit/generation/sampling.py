@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from rlkit.generation.base import SamplingParams
 
-__all__ = ["sample"]
+__all__ = ["first_above", "sample"]
 
 _BLOCK = 256
 _TOP_P_SLACK = 1e-6  # float32 sums of a set that reaches top_p exactly may fall short by this much
@@ -61,10 +61,10 @@ def _inverse_cdf(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     block_cdf = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
     total = block_cdf[:, -1:]
     target = uniforms.unsqueeze(-1) * total
-    block = _first_above(block_cdf, target)
+    block = first_above(block_cdf, target)
     before = torch.where(block > 0, block_cdf.gather(-1, (block - 1).clamp_min(0)), 0.0)
     inside = blocks.gather(1, block.unsqueeze(-1).expand(-1, -1, _BLOCK)).squeeze(1)
-    offset = _first_above(inside.cumsum(-1, dtype=torch.float64), target - before)
+    offset = first_above(inside.cumsum(-1, dtype=torch.float64), target - before)
     # Rounding can leave the last step of a block short of the target; the last token with any mass is meant then.
     last_with_mass = _BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1, keepdim=True)
     tokens = block * _BLOCK + torch.minimum(offset, last_with_mass)
@@ -72,6 +72,6 @@ def _inverse_cdf(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return tokens.squeeze(-1), logprobs.squeeze(-1)
 
 
-def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
+def first_above(cdf: Tensor, target: Tensor) -> Tensor:
     """(B, 1) first index with cdf > target; the last index when there is none."""
     return (cdf <= target).sum(-1, keepdim=True).clamp_max(cdf.shape[-1] - 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from rlkit.algorithms.groups import Groups
 from rlkit.batch import RolloutBatch
 
 if TYPE_CHECKING:
@@ -44,11 +44,5 @@ def fill(trainer: RolloutTrainer) -> RolloutBatch:
 
 def spread_rows(batch: RolloutBatch) -> Tensor:
     """(B,) bool: rollouts of groups in which two valid rewards differ."""
-    _, group = torch.unique(batch.groups, return_inverse=True)
-    edges = []
-    for reduction, limit in (("amin", float("inf")), ("amax", -float("inf"))):
-        start = batch.rewards.new_full((int(group.max()) + 1,), limit)
-        values = torch.where(batch.reward_valid, batch.rewards, start[group])
-        edges.append(start.scatter_reduce(0, group, values, reduction))
-    useful: Tensor = (edges[0] < edges[1])[group]
-    return useful
+    groups = Groups.of(batch.rewards, batch.groups, batch.reward_valid)
+    return groups.spread[groups.group]

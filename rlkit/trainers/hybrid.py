@@ -16,7 +16,7 @@ from rlkit.dataflow import Dataflow
 from rlkit.errors import ConfigError
 from rlkit.schedules import ramp
 from rlkit.trainers.estimators import CriticFreeAdvantages, GaeAdvantages
-from rlkit.trainers.grpo import check_groups
+from rlkit.trainers.grpo import GRPOTrainer, check_groups
 from rlkit.trainers.learner import Lesson
 from rlkit.trainers.objectives import PreferenceObjective
 from rlkit.trainers.preference_part import PreferencePart
@@ -56,7 +56,7 @@ class HybridTrainer(RolloutTrainer):
         if reference is None:
             raise ConfigError("the DPO side compares with a reference: reference=ReferenceController(actor)")
         if critic is None and not isinstance(config, TrainerConfig):
-            config = {"group_size": 4, "kl_placement": "loss", "kl_estimator": "k3+", **(config or {})}
+            config = {**GRPOTrainer.defaults, **(config or {})}
         ratio = self.configure(config).dpo_ratio
         dataflow = (dataflow or Dataflow()).copy().connect(reference.output, actor.feedback, weight=ratio)
         super().__init__(

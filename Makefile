@@ -1,6 +1,7 @@
 ## make lab    set everything up and open the quickstart in JupyterLab
 ## make test   everything that continuous integration runs
-## Each stage of `make test` is a target of its own: lint types bundle unit browser notebooks. Also: format clean.
+## Each stage of `make test` is a target of its own: lint types bundle unit browser notebooks. Also: format clean, and
+## make explore, the property tests on new random examples.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 JUNIT := artifacts/junit
 STAGES := lint types bundle unit browser notebooks
 
-.PHONY: help lab environment test model system $(STAGES) format clean
+.PHONY: help lab environment test model system $(STAGES) explore format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -60,6 +61,9 @@ bundle: system
 
 unit: environment
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/browser -n 2 --junitxml=$(JUNIT)/unit.xml
+
+explore: environment
+	HYPOTHESIS_PROFILE=explore OMP_NUM_THREADS=1 $(BIN)/pytest $$(grep -rl "^from hypothesis import" tests --include="test_*.py") -n 2
 
 browser: environment system model
 	$(BIN)/pytest tests/browser -rP --junitxml=$(JUNIT)/browser.xml

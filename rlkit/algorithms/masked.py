@@ -63,6 +63,9 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) on the elements where `mask` is true, 0 elsewhere.
 
+    Values that differ by no more than their rounding have no spread: their centred values are exact zeros, which
+    the division by sqrt(1e-8) would otherwise turn into numbers that matter.
+
     Args:
         values: any shape.
         mask: same shape, bool or 0/1.
@@ -71,5 +74,16 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     require_same_shape(values=values, mask=mask)
     mean = masked_mean(values, mask)
     kept = _keep(values, mask)
-    white = (kept - mean) * torch.rsqrt(masked_var(values, mask) + EPSILON)
+    centred = torch.where(_has_spread(kept, mask), kept - mean, torch.zeros_like(kept))
+    white = centred * torch.rsqrt(masked_var(values, mask) + EPSILON)
     return _keep(white if shift_mean else white + mean, mask)
+
+
+def _has_spread(kept: Tensor, mask: Tensor) -> Tensor:
+    """Whether (0-d bool) the values inside the mask differ by more than eight roundings of the largest."""
+    if kept.numel() == 0:
+        return torch.zeros((), dtype=torch.bool, device=kept.device)
+    inside = mask.bool()
+    highest = kept.masked_fill(~inside, -torch.inf).max()
+    lowest = kept.masked_fill(~inside, torch.inf).min()
+    return ~(highest - lowest <= 8 * torch.finfo(kept.dtype).eps * kept.abs().max())  # a NaN must not hide

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from rlkit.errors import ModelError
 
-__all__ = ["bare_model", "call_logits", "evaluation_mode", "forward_arguments", "output_head", "position_ids_from_mask"]
+__all__ = [
+    "bare_model",
+    "cache_argument",
+    "call_logits",
+    "evaluation_mode",
+    "forward_arguments",
+    "output_head",
+    "position_ids_from_mask",
+]
 
 
 def position_ids_from_mask(attention_mask: Tensor) -> Tensor:
@@ -53,6 +61,17 @@ def forward_arguments(model: nn.Module) -> tuple[frozenset[str], bool]:
     parameters = inspect.signature(model.forward).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return frozenset(parameters), open_ended
+
+
+_CACHE_ARGUMENTS = ("cache", "past_key_values")  # the newer and the older name in transformers
+
+
+def cache_argument(model: nn.Module) -> str | None:
+    """Name under which the forward takes a key-value cache; None for a module that takes none."""
+    if not hasattr(model, "config"):
+        return None
+    names, _ = forward_arguments(model)
+    return next((name for name in _CACHE_ARGUMENTS if name in names), None)
 
 
 def output_head(model: nn.Module) -> nn.Module | None:

@@ -1,20 +1,29 @@
-"""Score sampled responses under a model: one forward, logits for response tokens only."""
+"""Score sampled responses under a model: one forward without padding, logits for response tokens only."""
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlkit.algorithms.distributions import logprobs_and_entropy, token_logprobs
-from rlkit.engines.forward import bare_model, call_logits, output_head
-from rlkit.engines.shared_prompts import cache_argument, continue_prompts, distinct_prompts
+from rlkit.engines.attention import packed_attention, packs
+from rlkit.engines.forward import bare_model, call_logits, device_of, output_head
+from rlkit.engines.packing import pack
 from rlkit.errors import ModelError
 
 __all__ = ["TokenScores", "response_scores", "response_states"]
 
 EntropyMode = Literal["value", "differentiable"] | None
 
+_LOGITS = {"cpu": 2**27}
+_LOGITS_ELSEWHERE = 2**28
+"""Most logits that exist at a time, by kind of device."""
+_plain_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _NO_HEAD = (
     "{} does not say which module is its output head, so its hidden states cannot be read; give it a method "
     "get_output_embeddings() that returns that module"
@@ -45,10 +54,10 @@ def response_scores(
 ) -> TokenScores:
     """Log-probs (and entropies, and hidden states) of the response tokens, from one forward.
 
-    Where prompts repeat, as in groups, each one goes through the model once and its responses continue it.
-
-    Positions come from the mask, so a sequence scores the same however it is padded. The output head runs on real
-    response tokens only. The mode of the model (train or eval) is left as it is.
+    Sequences are laid end to end without padding where the model allows it (`rlkit.engines.attention.packs`), and
+    prompts that repeat, as in groups, go through the model once; other models run padded. Positions come from the mask,
+    so a sequence scores the same however it is padded. The output head runs on real response tokens only, some of them
+    at a time. The mode of the model (train or eval) is left as it is.
 
     Args:
         model: a causal language model, see `rlkit.engines.forward`.
@@ -66,9 +75,14 @@ def response_scores(
     head = output_head(model)
     if head is None:
         return _scores_without_head(model, batch_ids, full_attention_mask, mask, temperature, entropy, hidden)
-    logits, kept = _run_with_head(model, head, batch_ids, full_attention_mask, mask)
-    states = _unpack_states(kept, mask) if hidden else None
-    return _from_logits(logits, batch_ids[:, prompt_width:][mask], mask, temperature, entropy, states)
+    tokens = batch_ids[:, prompt_width:][mask]
+    if logits_are_of_the_head(model, head):
+        kept = _states(model, head, batch_ids, full_attention_mask, mask)
+        logprobs, spread = _by_chunks(head, kept, tokens, temperature, entropy)
+    else:
+        logits, kept = _through_head(model, head, batch_ids, full_attention_mask, mask)
+        logprobs, spread = _of_logits(logits, tokens, temperature, entropy)
+    return _scores(logprobs, spread, mask, _unpack_states(kept, mask) if hidden else None)
 
 
 def response_states(model: nn.Module, batch_ids: Tensor, full_attention_mask: Tensor, prompt_width: int) -> Tensor:
@@ -83,36 +97,88 @@ def response_states(model: nn.Module, batch_ids: Tensor, full_attention_mask: Te
     head = output_head(model)
     if head is None:
         raise ModelError(_NO_HEAD.format(type(model).__name__))
-    _, kept = _run_with_head(model, head, batch_ids, full_attention_mask, mask, predict=False)
-    return _unpack_states(kept, mask)
+    return _unpack_states(_states(model, head, batch_ids, full_attention_mask, mask), mask)
 
 
-def _run_with_head(
-    model: nn.Module,
-    head: nn.Module,
-    batch_ids: Tensor,
-    full_attention_mask: Tensor,
-    mask: Tensor,
-    predict: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Logits (N, V) and states (N, H) at the N real response tokens; without `predict` the logits are of none."""
-    captured: list[Tensor] = []
-    prompt_width = batch_ids.shape[1] - mask.shape[1]
-    if mask.shape[1] > 1 and cache_argument(bare_model(model)) is not None:
-        distinct = distinct_prompts(batch_ids[:, :prompt_width], full_attention_mask[:, :prompt_width])
-        if 2 * len(distinct[0]) <= len(mask):
-            return continue_prompts(model, head, batch_ids, full_attention_mask, mask, distinct, predict)
+def logits_are_of_the_head(model: nn.Module, head: nn.Module) -> bool:
+    """Whether the model's logits are what its output head gives, and nothing (a soft cap, a scale) comes after it.
 
-    def keep_response_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        states: Tensor = arguments[0]
-        captured.append(states[:, prompt_width - 1 :][mask])
-        return (captured[0].unsqueeze(0) if predict else captured[0][None, :0], *arguments[1:])
+    Found out once a model, by a forward of a few tokens.
+    """
+    bare = bare_model(model)
+    if bare not in _plain_heads:
+        given: list[Tensor] = []
+        tokens = torch.arange(4, device=device_of(model))[None]
+        with torch.no_grad(), ExitStack() as stack:
+            stack.callback(head.register_forward_hook(lambda _, __, output: given.append(output)).remove)
+            logits = call_logits(model, tokens, torch.ones_like(tokens, dtype=torch.bool), use_cache=False)
+        _plain_heads[bare] = bool(given) and isinstance(given[0], Tensor) and torch.equal(given[0], logits)
+    return _plain_heads[bare]
 
-    with ExitStack() as stack:
-        stack.callback(head.register_forward_pre_hook(keep_response_tokens).remove)
+
+def _states(model: nn.Module, head: nn.Module, batch_ids: Tensor, full_attention_mask: Tensor, mask: Tensor) -> Tensor:
+    """(R, H): the state that predicts each of the R real response tokens, row by row. The head has nothing to do."""
+    width = batch_ids.shape[1] - mask.shape[1]
+    if packs(model):
+        layout = pack(batch_ids, full_attention_mask, width)
+        with _before_head(head, lambda states: states[0], pass_on=False) as kept, packed_attention(model, layout):
+            bare_model(model)(layout.ids[None], position_ids=layout.positions[None], use_cache=False)
+        return kept[0].index_select(0, layout.predicts)
+    with _before_head(head, lambda states: states[:, width - 1 :][mask], pass_on=False) as kept:
         # The last token predicts nothing that is scored, so it needs no forward.
-        logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)[0]
-    return logits, captured[0]
+        call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
+    return kept[0]
+
+
+def _through_head(
+    model: nn.Module, head: nn.Module, batch_ids: Tensor, full_attention_mask: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The model's own logits (R, V) at the R real response tokens, and the states (R, H) that predict them."""
+    width = batch_ids.shape[1] - mask.shape[1]
+    with _before_head(head, lambda states: states[:, width - 1 :][mask], pass_on=True) as kept:
+        logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
+    return logits[0], kept[0]
+
+
+@contextmanager
+def _before_head(head: nn.Module, choose: Callable[[Tensor], Tensor], pass_on: bool) -> Iterator[list[Tensor]]:
+    """Collects the states (R, H) chosen from those that reach the head, which is run on them or on none."""
+    kept: list[Tensor] = []
+
+    def hook(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        kept.append(choose(arguments[0]))
+        return ((kept[0] if pass_on else kept[0][:0]).unsqueeze(0), *arguments[1:])
+
+    handle = head.register_forward_pre_hook(hook)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def _by_chunks(
+    head: nn.Module, states: Tensor, tokens: Tensor, temperature: float, entropy: EntropyMode
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs and entropies (R,) with the logits of a chunk of rows at a time.
+
+    Where there are several chunks, their logits are computed again for the gradient rather than kept.
+    """
+    width = getattr(head, "out_features", None) or head(states[:1]).shape[-1]
+    rows = max(1, _LOGITS.get(states.device.type, _LOGITS_ELSEWHERE) // width)
+    if len(states) <= rows:
+        return _of_logits(head(states), tokens, temperature, entropy)
+
+    def chunk(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _of_logits(head(some), ids, temperature, entropy)
+
+    parts = []
+    for some, ids in zip(states.split(rows), tokens.split(rows), strict=True):
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(chunk, some, ids, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(chunk(some, ids))
+    logprobs, spreads = zip(*parts, strict=True)
+    return torch.cat(logprobs), None if entropy is None else torch.cat(spreads)
 
 
 def _unpack_states(kept: Tensor, mask: Tensor) -> Tensor:
@@ -133,19 +199,21 @@ def _scores_without_head(
         raise ModelError(_NO_HEAD.format(type(model).__name__))
     logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
     width = mask.shape[1]
-    return _from_logits(logits[:, -width:][mask], batch_ids[:, -width:][mask], mask, temperature, entropy, None)
+    return _scores(*_of_logits(logits[:, -width:][mask], batch_ids[:, -width:][mask], temperature, entropy), mask, None)
 
 
-def _from_logits(
-    logits: Tensor, tokens: Tensor, mask: Tensor, temperature: float, entropy: EntropyMode, hidden: Tensor | None
-) -> TokenScores:
-    """From logits (N, V) and tokens (N,) of the N real response tokens."""
+def _of_logits(
+    logits: Tensor, tokens: Tensor, temperature: float, entropy: EntropyMode
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs and, if asked for, entropies (R,) from logits (R, V) and tokens (R,)."""
     if entropy is None:
-        return TokenScores(_unpack(token_logprobs(logits, tokens, temperature), mask), None, hidden)
+        return token_logprobs(logits, tokens, temperature), None
     logprobs, spread = logprobs_and_entropy(logits, tokens, temperature)
-    if entropy == "value":
-        spread = spread.detach()
-    return TokenScores(_unpack(logprobs, mask), _unpack(spread, mask), hidden)
+    return logprobs, spread.detach() if entropy == "value" else spread
+
+
+def _scores(logprobs: Tensor, spread: Tensor | None, mask: Tensor, states: Tensor | None) -> TokenScores:
+    return TokenScores(_unpack(logprobs, mask), None if spread is None else _unpack(spread, mask), states)
 
 
 def _unpack(values: Tensor, mask: Tensor) -> Tensor:

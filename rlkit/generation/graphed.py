@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.engines.forward import bare_model
-from rlkit.engines.shared_prompts import distinct_prompts
+from rlkit.engines.packing import distinct_prompts
 from rlkit.generation import kernels
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlkit.engines.forward import bare_model, device_of, evaluation_mode
+from rlkit.engines.forward import bare_model, cache_argument, device_of, evaluation_mode
 from rlkit.engines.models import context_length
-from rlkit.engines.shared_prompts import cache_argument, distinct_prompts
+from rlkit.engines.packing import distinct_prompts
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlkit.engines import logprobs
 from rlkit.engines.forward import evaluation_mode
 from rlkit.engines.logprobs import response_scores, response_states
 from rlkit.errors import ModelError
@@ -57,9 +58,9 @@ def test_scores_are_those_of_each_sequence_alone(
     assert scores.logprobs.dtype == torch.float32
     assert scores.entropy is not None
     assert scores.hidden is not None
-    for row, (logprobs, entropies, states) in enumerate(alone(model, temperature)):
+    for row, (chosen, entropies, states) in enumerate(alone(model, temperature)):
         t = RESPONSE_LENGTHS[row]
-        torch.testing.assert_close(scores.logprobs[row, :t].double(), logprobs, atol=1e-4, rtol=0)
+        torch.testing.assert_close(scores.logprobs[row, :t].double(), chosen, atol=1e-4, rtol=0)
         torch.testing.assert_close(scores.entropy[row, :t].double(), entropies, atol=1e-4, rtol=0)
         torch.testing.assert_close(scores.hidden[row, :t], states, atol=1e-4, rtol=0)
         assert scores.logprobs[row, t:].tolist() == [0] * (scores.logprobs.shape[1] - t)
@@ -121,13 +122,15 @@ def test_gradients_reach_a_trunk_through_the_hidden_states() -> None:
 
 def test_the_output_head_sees_response_tokens_only() -> None:
     model = tiny_model()
-    seen: list[torch.Size] = []
-    model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.shape))
     ids, mask, width = batch(right=4)
+    seen: list[int] = []
     with torch.no_grad():
+        response_scores(model, ids, mask, width)  # the first time, the head is also tried on a few tokens
+        model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.numel() // 48))
         response_scores(model, ids, mask, width)
+        assert sum(seen) == sum(RESPONSE_LENGTHS)
         response_states(model, ids, mask, width)
-    assert seen == [torch.Size([1, sum(RESPONSE_LENGTHS), 48]), torch.Size([1, 0, 48])]
+    assert sum(seen) == sum(RESPONSE_LENGTHS)
     assert not model.lm_head._forward_pre_hooks
 
 
@@ -181,8 +184,8 @@ def test_logits_scaled_by_the_model_are_scored_as_it_gives_them() -> None:
     ids, mask, width = batch()
     with torch.no_grad():
         scores = response_scores(model, ids, mask, width)
-    for row, (logprobs, _, _) in enumerate(alone(model, 1.0)):
-        torch.testing.assert_close(scores.logprobs[row, : RESPONSE_LENGTHS[row]].double(), logprobs, atol=1e-4, rtol=0)
+    for row, (chosen, _, _) in enumerate(alone(model, 1.0)):
+        torch.testing.assert_close(scores.logprobs[row, : RESPONSE_LENGTHS[row]].double(), chosen, atol=1e-4, rtol=0)
 
 
 def test_plain_modules_are_scored_from_their_logits() -> None:
@@ -220,29 +223,67 @@ def test_impossible_tokens_leave_the_entropy_finite() -> None:
     assert scores.logprobs.tolist() == [pytest.approx([-0.6931, -0.6931], abs=1e-4)]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_responses_to_one_prompt_share_its_forward_and_its_gradient(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against whole sequences: log-probs, entropies, states, and the gradient of every weight."""
-    from rlkit.engines import logprobs
-
-    model = tiny_model(seed)
+def groups(seed: int) -> tuple[Tensor, Tensor, int]:
+    """Two prompts of three responses each, one of a single token: ids (6, 9), mask, prompt width."""
     rng = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 40, (6, 9), generator=rng)
-    ids[:3, :4], ids[3:, :4] = ids[0, :4].clone(), ids[3, :4].clone()  # two prompts of three responses each
+    ids[:3, :4], ids[3:, :4] = ids[0, :4].clone(), ids[3, :4].clone()
     mask = torch.ones(6, 9, dtype=torch.bool)
     mask[:3, :2] = False
-    mask[1, 6:] = mask[4, 8:] = False
-    found = {}
-    for shared in (True, False):
-        if not shared:
-            monkeypatch.setattr(logprobs, "cache_argument", lambda model: None)
-        model.zero_grad()
-        scores = response_scores(model, ids, mask, 4, temperature=0.7, entropy="differentiable", hidden=True)
-        assert scores.entropy is not None
-        assert scores.hidden is not None
-        (scores.logprobs.sum() + 0.1 * scores.entropy.sum() + 0.01 * scores.hidden.square().sum()).backward()
-        gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        found[shared] = (scores.logprobs.detach(), scores.entropy.detach(), scores.hidden.detach(), gradients)
-    for one, other in zip(found[True], found[False], strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    mask[1, 5:] = mask[4, 8:] = False
+    return ids, mask, 4
+
+
+def everything(model: nn.Module, ids: Tensor, mask: Tensor, width: int) -> list[Tensor]:
+    """Log-probs, entropies, states, and the gradient of every weight under a loss of all three."""
+    model.zero_grad()
+    scores = response_scores(model, ids, mask, width, temperature=0.7, entropy="differentiable", hidden=True)
+    assert scores.entropy is not None
+    assert scores.hidden is not None
+    (scores.logprobs.sum() + 0.1 * scores.entropy.sum() + 0.01 * scores.hidden.square().sum()).backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return [scores.logprobs.detach(), scores.entropy.detach(), scores.hidden.detach(), gradients]
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-long", "mistral", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("rows", [groups(0), groups(1), batch(2, 3)], ids=["groups", "other groups", "no groups"])
+def test_rows_laid_end_to_end_give_what_padded_rows_give(
+    family: str, rows: tuple[Tensor, Tensor, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With prompts once a group as well as whole sequences, gradients included."""
+    model = family_model(family)
+    assert logprobs.packs(model)
+    packed = everything(model, *rows)
+    monkeypatch.setattr(logprobs, "packs", lambda model: False)
+    for one, other in zip(packed, everything(model, *rows), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
         assert one.abs().sum() > 0
+
+
+def test_logits_in_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rows of logits at a time, computed again for the gradient, against all at once."""
+    model = tiny_model()
+    whole = everything(model, *groups(0))
+    monkeypatch.setattr(logprobs, "_LOGITS", {"cpu": 4 * 48})
+    seen: list[int] = []
+    model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.numel() // 48))
+    for one, other in zip(everything(model, *groups(0)), whole, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert max(seen) == 4
+    assert sum(seen) == 2 * int(groups(0)[1][:, 4:].sum())
+
+
+def test_the_attention_of_a_model_is_its_own_again_after_a_packed_forward() -> None:
+    model = tiny_model()
+    before = model.config._attn_implementation
+    ids, mask, width = batch()
+    response_scores(model, ids, mask, width)
+    assert model.config._attn_implementation == before
+    with pytest.raises(IndexError):
+        response_scores(model, ids + 1000, mask, width)
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("family", ["mistral-window", "recurrent"])
+def test_models_that_cannot_be_packed_are_run_padded(family: str) -> None:
+    assert not logprobs.packs(Recurrent() if family == "recurrent" else family_model(family))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from rlkit.engines.forward import cache_argument
 from rlkit.engines.logprobs import response_scores
-from rlkit.engines.shared_prompts import cache_argument
 from rlkit.generation import native
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.decoders import CachedDecoder, UncachedDecoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlkit.engines.shared_prompts import cache_argument
+from rlkit.engines.forward import cache_argument
 from rlkit.generation import graphed
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.graphed import GraphedDecoder

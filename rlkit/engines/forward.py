@@ -21,6 +21,7 @@ __all__ = [
     "call_logits",
     "evaluation_mode",
     "forward_arguments",
+    "logits_of",
     "output_head",
     "position_ids_from_mask",
 ]
@@ -103,10 +104,15 @@ def call_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, **o
     passed = {key: value for key, value in arguments.items() if key in names}
     if open_ended and "attention_mask" not in names:  # a thin wrapper that hands everything on
         passed = arguments
-    return _logits_of(target(input_ids, **passed), target)
+    return logits_of(target(input_ids, **passed), target)
 
 
-def _logits_of(output: Any, model: nn.Module) -> Tensor:
+def logits_of(output: Any, model: nn.Module) -> Tensor:
+    """(B, L, V) logits from whatever a forward returned.
+
+    Raises:
+        ModelError: there are none.
+    """
     if isinstance(output, Mapping):
         output = output.get("logits")
     elif not isinstance(output, Tensor):

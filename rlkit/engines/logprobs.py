@@ -1,7 +1,7 @@
 """Score sampled responses under a model: one forward without padding, logits for response tokens only."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlkit.algorithms.distributions import logprobs_and_entropy, token_logprobs
 from rlkit.engines.attention import packed_attention, packs
-from rlkit.engines.forward import bare_model, call_logits, device_of, output_head
+from rlkit.engines.forward import bare_model, call_logits, logits_of, output_head
 from rlkit.engines.packing import pack
 from rlkit.errors import ModelError
 
@@ -23,7 +23,8 @@ EntropyMode = Literal["value", "differentiable"] | None
 _LOGITS = {"cpu": 2**27}
 _LOGITS_ELSEWHERE = 2**28
 """Most logits that exist at a time, by kind of device."""
-_plain_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_head_is_last: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Whether a model's logits are what its output head gives, with no soft cap or scale after it."""
 _NO_HEAD = (
     "{} does not say which module is its output head, so its hidden states cannot be read; give it a method "
     "get_output_embeddings() that returns that module"
@@ -76,8 +77,10 @@ def response_scores(
     if head is None:
         return _scores_without_head(model, batch_ids, full_attention_mask, mask, temperature, entropy, hidden)
     tokens = batch_ids[:, prompt_width:][mask]
-    if logits_are_of_the_head(model, head):
+    bare = bare_model(model)
+    if _head_is_last.get(bare, True):
         kept = _states(model, head, batch_ids, full_attention_mask, mask)
+    if _head_is_last.get(bare, True):
         logprobs, spread = _by_chunks(head, kept, tokens, temperature, entropy)
     else:
         logits, kept = _through_head(model, head, batch_ids, full_attention_mask, mask)
@@ -100,33 +103,27 @@ def response_states(model: nn.Module, batch_ids: Tensor, full_attention_mask: Te
     return _unpack_states(_states(model, head, batch_ids, full_attention_mask, mask), mask)
 
 
-def logits_are_of_the_head(model: nn.Module, head: nn.Module) -> bool:
-    """Whether the model's logits are what its output head gives, and nothing (a soft cap, a scale) comes after it.
-
-    Found out once a model, by a forward of a few tokens.
-    """
-    bare = bare_model(model)
-    if bare not in _plain_heads:
-        given: list[Tensor] = []
-        tokens = torch.arange(4, device=device_of(model))[None]
-        with torch.no_grad(), ExitStack() as stack:
-            stack.callback(head.register_forward_hook(lambda _, __, output: given.append(output)).remove)
-            logits = call_logits(model, tokens, torch.ones_like(tokens, dtype=torch.bool), use_cache=False)
-        _plain_heads[bare] = bool(given) and isinstance(given[0], Tensor) and torch.equal(given[0], logits)
-    return _plain_heads[bare]
-
-
 def _states(model: nn.Module, head: nn.Module, batch_ids: Tensor, full_attention_mask: Tensor, mask: Tensor) -> Tensor:
-    """(R, H): the state that predicts each of the R real response tokens, row by row. The head has nothing to do."""
-    width = batch_ids.shape[1] - mask.shape[1]
+    """(R, H): the state that predicts each of the R real response tokens, row by row.
+
+    The head has nothing to do, but for one state of a model that is new: it tells whether anything follows the head.
+    """
+    bare, width = bare_model(model), batch_ids.shape[1] - mask.shape[1]
+    tried = bare in _head_is_last or not bool(mask.any())
+    rows = 0 if tried else 1
     if packs(model):
         layout = pack(batch_ids, full_attention_mask, width)
-        with _before_head(head, lambda states: states[0], pass_on=False) as kept, packed_attention(model, layout):
-            bare_model(model)(layout.ids[None], position_ids=layout.positions[None], use_cache=False)
-        return kept[0].index_select(0, layout.predicts)
-    with _before_head(head, lambda states: states[:, width - 1 :][mask], pass_on=False) as kept:
-        # The last token predicts nothing that is scored, so it needs no forward.
-        call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
+        with _before_head(head, lambda states: states[0, layout.predicts], rows) as kept:
+            with packed_attention(model, layout):
+                output = bare(layout.ids[None], position_ids=layout.positions[None], use_cache=False)
+            logits = logits_of(output, bare)
+    else:
+        with _before_head(head, lambda states: states[:, width - 1 :][mask], rows) as kept:
+            # The last token predicts nothing that is scored, so it needs no forward.
+            logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
+    if not tried:
+        with torch.no_grad():
+            _head_is_last[bare] = torch.equal(head(kept[0][:1].unsqueeze(0)), logits)
     return kept[0]
 
 
@@ -135,19 +132,19 @@ def _through_head(
 ) -> tuple[Tensor, Tensor]:
     """The model's own logits (R, V) at the R real response tokens, and the states (R, H) that predict them."""
     width = batch_ids.shape[1] - mask.shape[1]
-    with _before_head(head, lambda states: states[:, width - 1 :][mask], pass_on=True) as kept:
+    with _before_head(head, lambda states: states[:, width - 1 :][mask], None) as kept:
         logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
     return logits[0], kept[0]
 
 
 @contextmanager
-def _before_head(head: nn.Module, choose: Callable[[Tensor], Tensor], pass_on: bool) -> Iterator[list[Tensor]]:
-    """Collects the states (R, H) chosen from those that reach the head, which is run on them or on none."""
+def _before_head(head: nn.Module, choose: Callable[[Tensor], Tensor], rows: int | None) -> Iterator[list[Tensor]]:
+    """Collects the states (R, H) chosen from those that reach the head, which is run on the first `rows` or on all."""
     kept: list[Tensor] = []
 
     def hook(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         kept.append(choose(arguments[0]))
-        return ((kept[0] if pass_on else kept[0][:0]).unsqueeze(0), *arguments[1:])
+        return (kept[0][:rows].unsqueeze(0), *arguments[1:])
 
     handle = head.register_forward_pre_hook(hook)
     try:

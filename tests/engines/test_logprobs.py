@@ -125,7 +125,7 @@ def test_the_output_head_sees_response_tokens_only() -> None:
     ids, mask, width = batch(right=4)
     seen: list[int] = []
     with torch.no_grad():
-        response_scores(model, ids, mask, width)  # the first time, the head is also tried on a few tokens
+        response_scores(model, ids, mask, width)  # the first time, the head is also tried on one state
         model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.numel() // 48))
         response_scores(model, ids, mask, width)
         assert sum(seen) == sum(RESPONSE_LENGTHS)

@@ -43,6 +43,16 @@ class TrainerConfig(Checked):
     """Rollouts (of DPO: pairs) in one optimizer update; None takes all B, so one update an epoch."""
     micro_batch_size: int | None = fixed(None, low=1)
     """Rollouts (pairs) in one forward and backward pass; bounds memory, never changes the result. None: a minibatch."""
+    micro_batch_tokens: int | None = fixed(None, low=1)
+    """Tokens in one forward and backward pass at most, padding not counted where the model runs without it; a single
+    longer sequence goes alone. A pass that does not fit in memory is cut in half and tried again in any case."""
+    use_dynamic_batching: bool = fixed(False)
+    """Size passes by the memory that is free, up to `micro_batch_tokens`."""
+    activations: Literal["keep", "recompute", "offload"] = fixed("keep")
+    """Between forward and backward: keep activations, compute them again layer by layer, or move them to the host."""
+    precision: Literal["float32", "bfloat16"] | None = fixed(None)
+    """Of actor, critic and reference. "bfloat16" computes in it and updates float32 master weights; None takes
+    bfloat16 on a GPU that has it, and elsewhere each model's own."""
     pairs_per_step: int | None = fixed(None, low=1)
     """Preference pairs that a hybrid step learns from beside its rollouts; None takes half of `batch_size`."""
     ppo_epochs: int = fixed(1, low=1)

@@ -17,6 +17,7 @@ from rlkit.device_map import DeviceMap
 from rlkit.engines.forward import evaluation_mode
 from rlkit.engines.logprobs import EntropyMode, TokenScores, response_scores
 from rlkit.engines.models import load_causal_lm, load_tokenizer
+from rlkit.engines.recompute import activations
 from rlkit.errors import ModelError
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.native import NativeGenerator
@@ -130,7 +131,7 @@ class ActorController(HostedController):
             entropy: also return the entropy (B,T) of that distribution, in nats: its "value", or "differentiable".
             hidden: also return the states (B,T,H) before each response token.
         """
-        with evaluation_mode(self.model):
+        with evaluation_mode(self.model), activations(self.model, self.activations):
             return response_scores(
                 self.model,
                 batch.generated_ids,

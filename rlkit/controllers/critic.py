@@ -12,11 +12,14 @@ from torch import nn
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController, module_of
 from rlkit.controllers.hosted import HostedController
+from rlkit.controllers.parts import in_parts
 from rlkit.device_map import DeviceMap
+from rlkit.engines.attention import packs
 from rlkit.engines.forward import evaluation_mode
 from rlkit.engines.heads import ValueHead, load_head
 from rlkit.engines.logprobs import response_states
 from rlkit.engines.models import hidden_size, load_causal_lm, load_tokenizer, same_tokenizer
+from rlkit.engines.recompute import activations
 from rlkit.errors import ModelError
 
 
@@ -112,8 +115,11 @@ class CriticController(HostedController):
 
         With `bootstraps` also the value (B,) of the state after each response's last token.
         """
+        return in_parts(self.scoring, batch, packs(self.model), self._score)
+
+    def _score(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         read = _one_token_longer(batch) if self.bootstraps else batch
-        fields: dict[str, Any] = {}
+        fields: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             if self.trunk is None:
                 values = self.head(self.states(read))
@@ -132,7 +138,7 @@ class CriticController(HostedController):
 
     def states(self, batch: RolloutBatch) -> torch.Tensor:
         """States (B,T,H) before each response token, from the critic's own model."""
-        with evaluation_mode(self.model):
+        with evaluation_mode(self.model), activations(self.model, self.activations):
             return response_states(
                 self.model,
                 batch.generated_ids.to(self.device),

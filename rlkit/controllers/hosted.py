@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from rlkit.controllers.base import Controller
 from rlkit.device_map import DeviceMap
+from rlkit.engines.budget import TokenBudget
+from rlkit.engines.masters import round_parameters
+from rlkit.engines.recompute import Activations
 
 
 class HostedController(Controller):
     """A controller that keeps torch modules on its device."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.scoring = TokenBudget()
+        """How much is scored at once without gradients; a trainer sets it."""
+        self.activations: Activations = "keep"
+        """What becomes of activations where gradients are asked for; a trainer sets it."""
 
     def modules(self) -> dict[str, nn.Module]:
         """The modules that this controller keeps; a module that it merely uses is another controller's."""
@@ -40,6 +51,12 @@ class HostedController(Controller):
         device_map.require_available()
         for module in self.modules().values():
             module.to(device)
+
+    def round(self, dtype: torch.dtype) -> None:
+        """Casts the weights of the language model this controller keeps; a value head stays in float32."""
+        for name, module in self.modules().items():
+            if name == "model":
+                round_parameters(module, dtype)
 
     def frozen_state_dict(self) -> dict[str, Any]:
         """Weights that never change, stored once for a whole run; none by default."""

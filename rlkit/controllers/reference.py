@@ -13,7 +13,9 @@ from torch import nn
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController, module_of
 from rlkit.controllers.hosted import HostedController
+from rlkit.controllers.parts import in_parts
 from rlkit.device_map import DeviceMap
+from rlkit.engines.attention import packs
 from rlkit.engines.logprobs import response_scores
 from rlkit.engines.models import load_causal_lm, load_tokenizer, same_tokenizer
 from rlkit.errors import ModelError
@@ -88,13 +90,16 @@ class ReferenceController(HostedController):
         """Log-probs (B,T) of the batch's responses at the policy's sampling temperature."""
         off = self.model.disable_adapter() if self.shares_actor else contextlib.nullcontext()  # type: ignore[operator]
         with torch.no_grad(), off:
-            scores = response_scores(
-                self.model,
-                batch.generated_ids.to(self.device),
-                batch.full_attention_mask.to(self.device),
-                batch.prompt_width,
-                temperature=self.temperature,
-            )
+            return in_parts(self.scoring, batch, packs(self.model), self._score)
+
+    def _score(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
+        scores = response_scores(
+            self.model,
+            batch.generated_ids.to(self.device),
+            batch.full_attention_mask.to(self.device),
+            batch.prompt_width,
+            temperature=self.temperature,
+        )
         return {"ref_logprobs": scores.logprobs}
 
     def frozen_state_dict(self) -> dict[str, Any]:

@@ -130,10 +130,10 @@ def _variable_length() -> Callable[[Tensor, Tensor, Tensor, Packed, float | None
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
     def by_torch(q: Tensor, k: Tensor, v: Tensor, layout: Packed, scaling: float | None) -> Tensor:
-        out: Tensor = varlen_attn(
+        out = varlen_attn(
             q.contiguous(),
             k.contiguous(),
             v.contiguous(),
@@ -145,6 +145,7 @@ def _variable_length() -> Callable[[Tensor, Tensor, Tensor, Packed, float | None
             window_size=(-1, 0),
             **grouped,
         )
+        assert isinstance(out, Tensor)
         return out
 
     return by_torch

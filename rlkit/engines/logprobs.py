@@ -169,7 +169,7 @@ def _by_chunks(
         return _of_logits(head(some), ids, temperature, entropy)
 
     parts = []
-    for some, ids in zip(states.split(rows), tokens.split(rows), strict=True):
+    for some, ids in zip(torch.split(states, rows), torch.split(tokens, rows), strict=True):
         if torch.is_grad_enabled():
             parts.append(checkpoint(chunk, some, ids, use_reentrant=False, preserve_rng_state=False))
         else:

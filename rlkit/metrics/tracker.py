@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar
@@ -78,6 +80,20 @@ class MetricsTracker:
         total = total if type(total) in _PLAIN else self._number(name, total)
         count = count if type(count) in _PLAIN else self._number(name, count)
         self._pending.append((name, total, count, True))
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What is added within it counts only if the block ends without an error."""
+        values, spans = len(self._pending), len(self._spans)
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                while len(self._pending) > values:
+                    self._pending.pop()
+                while len(self._spans) > spans:
+                    self._spans.pop()
+            raise
 
     def span(self, name: str, rank: int = 0) -> _SpanTimer:
         """`with tracker.span("actor"): ...` records when the block began and how long it took, also if it raises."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import torch
+
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.base import Controller, field_names
@@ -12,6 +14,7 @@ from rlkit.controllers.hosted import HostedController
 from rlkit.controllers.reward import RewardController
 from rlkit.dataflow import Dataflow
 from rlkit.device_map import DeviceMap
+from rlkit.engines.budget import TokenBudget
 from rlkit.errors import ConfigError, RewardError
 from rlkit.rewards.weights import Normalization
 
@@ -65,7 +68,7 @@ def _as_reward(given: Any, name: str | None) -> RewardController:
 
 
 def place(config: TrainerConfig, actor: ActorController, others: Sequence[HostedController]) -> None:
-    """Moves every controller to its device: the configuration's, else its own, else the actor's."""
+    """Moves every controller to its device (the configuration's, else its own, else the actor's), in its precision."""
     mappings = {
         "actor": config.actor_device_mapping,
         "critic": config.critic_device_mapping,
@@ -84,6 +87,19 @@ def place(config: TrainerConfig, actor: ActorController, others: Sequence[Hosted
             controller.device_map = controller.device_map
         else:
             controller.device_map = actor.device_map
+    dtype = _working_precision(config, actor.device)
+    for controller in (actor, *others):
+        if dtype is not None and controller.role in ("actor", "critic", "reference"):
+            controller.round(dtype)
+        controller.activations = config.activations
+        controller.scoring = TokenBudget(tokens=config.micro_batch_tokens and 4 * config.micro_batch_tokens)
+
+
+def _working_precision(config: TrainerConfig, device: str) -> torch.dtype | None:
+    """What weights are cast to; None leaves them as they are."""
+    if config.precision is not None:
+        return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+    return torch.bfloat16 if device.startswith("cuda") and torch.cuda.is_bf16_supported() else None
 
 
 def normalization_of(config: TrainerConfig, terms: Sequence[str]) -> dict[str, Normalization]:

@@ -11,6 +11,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.hosted import HostedController
+from rlkit.controllers.parts import load_of
 from rlkit.controllers.reference import ReferenceController
 from rlkit.data.pairs import PreferenceBatch
 from rlkit.errors import ConfigError
@@ -123,9 +124,8 @@ class DPOTrainer(Trainer):
         try:
             with torch.no_grad():
                 pairs = self.preferences.draw(count, source)
-                weights, size = self.objective.weights(pairs), self.config.micro_batch_size or count
-                for start in range(0, count, size):
-                    rows = slice(start, start + size)
+                weights = self.objective.weights(pairs)
+                for rows in self.learner.budget.parts(load_of(pairs), self.objective.packed):
                     self.objective.accumulate(pairs.select(rows), weights[rows], 1.0, first=False)
             return self.tracker.flush(self.global_step).metrics
         finally:

@@ -80,6 +80,8 @@ class FeedbackObjective:
     def __init__(self, reward: RewardController, engine: TrainEngine, tracker: MetricsTracker) -> None:
         self.reward, self.engine, self.tracker = reward, engine, tracker
 
+    packed = False
+
     def weights(self, minibatch: RolloutBatch) -> Tensor:
         """(B,): every response with a token and a reward counts the same."""
         counted: Tensor = (minibatch.reward_valid & minibatch.response_mask.any(1)).float()

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlkit.batch import RolloutBatch
+from rlkit.controllers.parts import free_cached, load_of
 from rlkit.data.pairs import PreferenceBatch
+from rlkit.engines.budget import Load, TokenBudget, is_out_of_memory
 from rlkit.engines.train import TrainEngine
 from rlkit.errors import CheckpointError
 from rlkit.metrics import MetricsTracker
@@ -44,7 +47,14 @@ class Learner:
 
     def __init__(self, live: HasConfig, engines: Mapping[str, TrainEngine], tracker: MetricsTracker) -> None:
         self.live, self.engines, self.tracker = live, dict(engines), tracker
+        config = live.config
+        self.budget = TokenBudget(config.micro_batch_size, config.micro_batch_tokens, config.use_dynamic_batching)
         self.order = torch.Generator().manual_seed(live.config.seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy learns."""
+        return next(iter(self.engines["policy"].parameters.values())).device
 
     def rates(self, step: int) -> dict[str, float]:
         """Learning rate of each role at a step (counted from 0), after warm-up and decay."""
@@ -74,13 +84,16 @@ class Learner:
             engine.clear()
             engine.set_lr({group.name: rates[group.role] for group in engine.groups})
         self.tracker.add("train/lr", rates["actor"])
+        self.budget.look_at_memory(self.device)
+        if self.budget.limit is not None:
+            self.tracker.add("train/micro_batch_tokens", self.budget.limit)
         updates, size = 0, config.minibatch_size or len(lessons[0].batch)
         count = -(-len(lessons[0].batch) // size)
         for epoch in range(config.ppo_epochs):
             pieces = [self._pieces(lesson.batch, count, size if lesson is lessons[0] else None) for lesson in lessons]
             for index, parts in enumerate(zip(*pieces, strict=True)):
-                for lesson, part in zip(lessons, parts, strict=True):
-                    self._accumulate(lesson, part, first=epoch == index == 0)
+                while not self._accumulated(lessons, parts, first=epoch == index == 0):
+                    pass
                 updates += self._apply()
         return updates
 
@@ -99,16 +112,34 @@ class Learner:
             )
             yield batch.select(order[slice(*ends)])
 
-    def _accumulate(self, lesson: Lesson, minibatch: Any, first: bool) -> None:
+    def _accumulated(self, lessons: Sequence[Lesson], minibatches: Sequence[Any], first: bool) -> bool:
+        """The gradients of one update; False, with nothing left of them, when memory ran out and parts must shrink."""
+        loads = [load_of(batch) for batch in minibatches]
+        cuts = [self.budget.parts(load, it.objective.packed) for it, load in zip(lessons, loads, strict=True)]
+        try:
+            with self.tracker.attempt():
+                for lesson, batch, load, parts in zip(lessons, minibatches, loads, cuts, strict=True):
+                    self._accumulate(lesson, batch, load, parts, first)
+            return True
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Here the error no longer holds what was computed.
+        for engine in self.engines.values():
+            engine.clear()
+        free_cached()
+        tried = [(load.tokens(part), len(part)) for load, parts in zip(loads, cuts, strict=True) for part in parts]
+        self.budget.shrink(max(tokens for tokens, _ in tried), alone=all(units == 1 for _, units in tried))
+        return False
+
+    def _accumulate(self, lesson: Lesson, minibatch: Any, load: Load, parts: list[Tensor], first: bool) -> None:
         """The gradient of one minibatch, micro-batch by micro-batch."""
-        units = len(minibatch)
-        if not units or not lesson.share:
+        if not len(minibatch) or not lesson.share:
             return
         weights = lesson.objective.weights(minibatch)
-        size = self.live.config.micro_batch_size or units
-        for start in range(0, units, size):
-            rows = slice(start, start + size)
-            lesson.objective.accumulate(minibatch.select(rows), weights[rows], lesson.share, first)
+        for rows in parts:
+            with self.budget.measured(load.tokens(rows), self.device):
+                lesson.objective.accumulate(minibatch.select(rows), weights[rows], lesson.share, first)
 
     def _apply(self) -> bool:
         """One update of everything that is trained; whether the policy moved."""

@@ -12,7 +12,9 @@ from rlkit.batch import RolloutBatch
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.base import Controller
+from rlkit.controllers.parts import in_parts
 from rlkit.controllers.reward import RewardController
+from rlkit.engines.attention import packs
 from rlkit.generation.base import SamplingParams
 from rlkit.metrics import MetricsTracker
 from rlkit.rewards import RewardWeights, mix
@@ -72,7 +74,10 @@ class PolicyScores(Controller):
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
         with torch.no_grad():
-            return {"logprobs": self.actor.scores(batch, self.live.config.temperature).logprobs}
+            return in_parts(self.actor.scoring, batch, packs(self.actor.model), self._score)
+
+    def _score(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
+        return {"logprobs": self.actor.scores(batch, self.live.config.temperature).logprobs}
 
 
 class RolloutCorrection(Controller):

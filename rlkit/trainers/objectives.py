@@ -16,6 +16,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.critic import CriticController
 from rlkit.data.pairs import PreferenceBatch
+from rlkit.engines.attention import packs
 from rlkit.engines.logprobs import EntropyMode, TokenScores
 from rlkit.engines.train import TrainEngine
 from rlkit.metrics import MetricsTracker
@@ -27,6 +28,11 @@ Batch = TypeVar("Batch", RolloutBatch, PreferenceBatch, contravariant=True)
 
 class Objective(Protocol[Batch]):
     """One loss on the actor (and on who learns with it), over a batch that can be cut into rows or pairs."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether its models lay sequences end to end, rather than pad them to the longest."""
+        ...
 
     def weights(self, minibatch: Batch) -> Tensor:
         """Weight of each part of the loss, one row a unit of the batch; slices of it go to `accumulate`."""
@@ -68,6 +74,11 @@ class PolicyObjective:
         self.live, self.actor, self.critic, self.tracker = live, actor, critic, tracker
         self.engine, self.critic_engine = engine, critic_engine
         self.shares_trunk = critic is not None and critic.trunk is not None
+
+    @property
+    def packed(self) -> bool:
+        models = [self.actor.model] if self.critic is None else [self.actor.model, self.critic.model]
+        return all(packs(model) for model in models)
 
     def weights(self, minibatch: RolloutBatch) -> Tensor:
         """Token weights (B,T) of the whole minibatch, so that any split gives the same gradient."""
@@ -136,6 +147,10 @@ class PreferenceObjective:
 
     def __init__(self, live: HasConfig, actor: ActorController, engine: TrainEngine, tracker: MetricsTracker) -> None:
         self.live, self.actor, self.engine, self.tracker = live, actor, engine, tracker
+
+    @property
+    def packed(self) -> bool:
+        return packs(self.actor.model)
 
     def weights(self, minibatch: PreferenceBatch) -> Tensor:
         """(N,): every pair counts the same."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.engines.logprobs import response_scores
-from rlkit.engines.train import Group, TrainEngine, rebuild_optimizer
+from rlkit.engines.train import Group, TrainEngine
 from rlkit.errors import CheckpointError, ConfigError, ModelError, RlkitError
 from tests.tiny import tiny_model
 
@@ -170,7 +170,7 @@ def test_parts_trained_together_need_optimizers_of_one_class() -> None:
         Group("critic", second, torch.optim.SGD(second.parameters(), lr=1.0)),
     ]
     with pytest.raises(ConfigError, match="one class"):
-        rebuild_optimizer(groups, 0.0)
+        TrainEngine(groups)
 
 
 def test_groups_have_rates_of_their_own() -> None:

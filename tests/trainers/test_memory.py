@@ -1,0 +1,133 @@
+"""Passes cut by tokens, memory that runs out in the middle of a step, activations, and half precision."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.engines import logprobs
+from rlkit.errors import ModelError
+from rlkit.trainers.base import Trainer, new_learner
+from tests.tiny import tiny_model
+from tests.trainers.toys import grpo, ppo
+
+OPTIONS: dict[str, Any] = {"reference": True, "kl_coef": 0.1, "entropy_coef": 0.01, "lr": 1e-3}
+
+
+def parameters(trainer: Trainer) -> Tensor:
+    return torch.cat([p.detach().flatten().float() for p in trainer.actor.model.parameters()])
+
+
+def plain_descent(trainer: Any) -> Any:
+    """Adam's first update only sees signs; plain descent shows the gradient itself."""
+    trainer.actor.optimizer = torch.optim.SGD(trainer.actor.model.parameters(), lr=0.5)
+    trainer.learner = new_learner(trainer)
+    return trainer
+
+
+def require_same_step(one: Any, other: Any) -> dict[str, float]:
+    """Both take a step, and move alike; gives the other's metrics."""
+    before = parameters(one).clone()
+    wanted, found = one.step().metrics, other.step().metrics
+    moved = parameters(one) - before
+    assert moved.norm() > 1e-5
+    assert (parameters(other) - before - moved).norm() / moved.norm() < 1e-5
+    for name in ("train/entropy", "kl/per_token", "train/grad_norm", "reward/mean"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-6)
+    return dict(found)
+
+
+@pytest.mark.parametrize("build", [ppo, grpo])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"micro_batch_tokens": 20},
+        {"micro_batch_tokens": 20, "use_dynamic_batching": True},
+        {"activations": "recompute"},
+        {"activations": "offload", "micro_batch_size": 3},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_how_a_step_is_cut_does_not_change_it(build: Any, options: dict[str, Any]) -> None:
+    metrics = require_same_step(plain_descent(build(**OPTIONS)), plain_descent(build(**OPTIONS, **options)))
+    if "micro_batch_tokens" in options:
+        assert metrics["train/micro_batch_tokens"] == 20
+
+
+class LittleMemory:
+    """Fails like an allocator when a forward is given more response tokens than `room`."""
+
+    def __init__(self, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room, self.failures, real = room, 0, logprobs._states
+
+        def states(model: Any, head: Any, ids: Tensor, attention_mask: Tensor, mask: Tensor) -> Tensor:
+            found = real(model, head, ids, attention_mask, mask)
+            if int(mask.sum()) > self.room:
+                self.failures += 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return found
+
+        monkeypatch.setattr(logprobs, "_states", states)
+
+
+@pytest.mark.parametrize("build", [ppo, grpo])
+def test_memory_that_runs_out_costs_nothing_but_time(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scoring and learning both go on in smaller parts; gradients and metrics of failed attempts are not counted."""
+    plenty, little = plain_descent(build(**OPTIONS)), plain_descent(build(**OPTIONS))
+    before = parameters(plenty).clone()
+    wanted = plenty.step().metrics
+    moved = parameters(plenty) - before
+    memory = LittleMemory(room=12, monkeypatch=monkeypatch)
+    found = little.step().metrics
+    assert memory.failures >= 2
+    assert (parameters(little) - before - moved).norm() / moved.norm() < 1e-5
+    for name in ("train/entropy", "kl/per_token", "train/grad_norm"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-6)
+    failures = memory.failures
+    little.step()
+    assert memory.failures == failures, "the limit that was found holds in the steps after it"
+
+
+def test_a_sequence_that_does_not_fit_alone_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = grpo(**OPTIONS)
+    before = parameters(trainer).clone()
+    LittleMemory(room=0, monkeypatch=monkeypatch)
+    with pytest.raises(Exception, match="single sequence of .* tokens: set activations='recompute'") as caught:
+        trainer.step()
+    assert isinstance(caught.value, ModelError)
+    assert torch.equal(parameters(trainer), before)
+    monkeypatch.undo()
+    trainer.step()
+
+
+@pytest.mark.parametrize("build", [ppo, grpo])
+def test_bfloat16_learns_through_masters_and_goes_on_from_its_state(build: Any) -> None:
+    def built() -> Any:
+        return build(**OPTIONS | {"lr": 1e-5}, precision="bfloat16", model=tiny_model())
+
+    trainer = built()
+    assert {p.dtype for p in trainer.actor.model.parameters()} == {torch.bfloat16}
+    assert trainer.reference.model.dtype == torch.bfloat16
+    if trainer.critic is not None:
+        assert trainer.critic.head.linear.weight.dtype == torch.float32
+    engine = trainer.learner.engines["policy"]
+    start = torch.cat([engine.masters.of(p).detach().flatten() for p in trainer.actor.model.parameters()])
+    trainer.step()
+    trainer.step()
+    after = torch.cat([engine.masters.of(p).detach().flatten() for p in trainer.actor.model.parameters()])
+    moved = (after - start).abs()
+    assert 0 < float(moved.max()) < 1e-4, "updates far below bfloat16's resolution of the weights are kept"
+    state, other = copy.deepcopy(trainer.state_dict()), built()
+    other.load_state_dict(state)
+    one, two = trainer.step().metrics, other.step().metrics
+    assert one["train/entropy"] == two["train/entropy"]
+    assert torch.equal(parameters(trainer), parameters(other))
+
+
+def test_precision_is_the_models_own_on_the_cpu() -> None:
+    trainer = grpo(reference=True)
+    assert trainer.actor.model.dtype == trainer.reference.model.dtype == torch.float32

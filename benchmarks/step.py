@@ -1,0 +1,221 @@
+"""A whole training step on one GPU: rlkit beside TRL with colocated vLLM, and beside PPO written phase after phase.
+
+    python benchmarks/step.py [--algorithm grpo] [--shape 0.5b] [--groups 64] [--group 8] [--prompt 128]
+                              [--response 512] [--sides rlkit trl] [--steps 3] [--micro 32] [--tokens 32768]
+    python benchmarks/step.py --algorithm ppo --sides rlkit sequential
+
+All sides do the same work in one run: random weights of Qwen2's shapes, prompts and responses of fixed length, a KL
+reference, one update, float32 master weights with bf16 arithmetic. PPO has a critic and a reward model of the same
+shape besides. Prints median and spread of the steady state (the first step is left out), response tokens a second, the
+peak of what the process allocated, and where rlkit's step goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from sequential import SequentialPPO
+from shapes import SHAPES, device_of_machine, header, model_of, prompts_of, spread, timed, tokenizer_of
+
+from rlkit import ActorController, CriticController, GRPOTrainer, PPOTrainer, ReferenceController, RewardController
+
+
+def distinct_words(responses: list[str]) -> list[float]:
+    """Share of distinct words: a reward that costs next to nothing."""
+    return [len(set(words)) / max(len(words), 1) for words in (text.split() for text in responses)]
+
+
+def rlkit_trainer(options: argparse.Namespace, device: str) -> Any:
+    """rlkit's side, at its defaults for a GPU."""
+    tokenizer = tokenizer_of()
+
+    def model() -> Any:
+        return model_of(options.shape, device, torch.float32, options.layers)
+
+    actor = ActorController(model(), tokenizer)
+    settings: dict[str, Any] = {
+        "batch_size": options.groups * options.group,
+        "group_size": options.group,
+        "max_new_tokens": options.response,
+        "max_prompt_length": options.prompt,
+        "micro_batch_tokens": options.tokens,
+        "lr": 1e-6,
+        "kl_coef": 0.04,
+        "generation": options.generation,
+    }
+    prompts = prompts_of(options.groups, options.prompt)
+    if options.algorithm == "grpo":
+        return GRPOTrainer(actor, distinct_words, ReferenceController(actor), prompts=prompts, config=settings)
+    critic = CriticController(model(), tokenizer)
+    classifier = scorer(options, device)
+    reward = RewardController(classifier, tokenizer, name="model", batch_size=options.micro)
+    return PPOTrainer(
+        actor,
+        critic=critic,
+        reward_model=reward,
+        reference=ReferenceController(actor),
+        prompts=prompts,
+        config=settings,
+    )
+
+
+def scorer(options: argparse.Namespace, device: str) -> Any:
+    """A sequence classifier of the shape with one output."""
+    config = model_of(options.shape, "meta", None, options.layers).config
+    config.num_labels = 1
+    torch.manual_seed(0)
+    with torch.device(device):
+        torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
+        made = transformers.AutoModelForSequenceClassification.from_config(config)
+        torch.set_default_dtype(torch.float32)
+    return made.eval()
+
+
+def rlkit_side(options: argparse.Namespace, device: str) -> tuple[list[float], float, dict[str, list[float]]]:
+    """Seconds of each step, peak GiB, and seconds of each stage."""
+    trainer, stages = rlkit_trainer(options, device), defaultdict[str, list[float]](list)
+
+    def step() -> None:
+        seconds = defaultdict[str, float](float)
+        for span in trainer.step().spans:
+            seconds[span.name] += span.duration_s
+        for name, value in seconds.items():
+            stages[name].append(value)
+
+    seconds, memory = timed(step, options.steps)
+    return seconds, memory, {name: values[1:] for name, values in stages.items()}
+
+
+class Clock(transformers.TrainerCallback):
+    """Seconds of each of TRL's steps."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.began = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self.began)
+        if len(self.seconds) == 1 and torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+
+def trl_side(options: argparse.Namespace, device: str) -> tuple[list[float], float, dict[str, list[float]]]:
+    """TRL's GRPO with vLLM in the same process, on a GPU; with `generate` on the CPU."""
+    import trl
+    from datasets import Dataset
+
+    rows, clock, on_gpu = options.groups * options.group, Clock(), device == "cuda"
+    with tempfile.TemporaryDirectory() as folder:
+        model_of(options.shape, "cpu", torch.float32, options.layers).save_pretrained(folder)
+        tokenizer = tokenizer_of(end="w0")
+        tokenizer.save_pretrained(folder)
+        colocated = {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": 0.3,
+            "vllm_max_model_length": options.prompt + options.response,
+            "generation_kwargs": {"ignore_eos": True, "min_tokens": options.response},
+        }
+        arguments = trl.GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=options.micro,
+            gradient_accumulation_steps=rows // options.micro,
+            num_generations=options.group,
+            max_completion_length=options.response,
+            learning_rate=1e-6,
+            lr_scheduler_type="constant",
+            beta=0.04,
+            max_steps=options.steps + 1,
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
+            gradient_checkpointing=False,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            **(colocated if on_gpu else {}),
+        )
+        trainer = trl.GRPOTrainer(
+            model=folder,
+            reward_funcs=lambda completions, **_: distinct_words(completions),
+            args=arguments,
+            train_dataset=Dataset.from_dict({"prompt": prompts_of(options.groups, options.prompt)}),
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
+        trainer.train()
+    memory = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
+    return clock.seconds[1:], memory, {}
+
+
+def sequential_side(options: argparse.Namespace, device: str) -> tuple[list[float], float, dict[str, list[float]]]:
+    """PPO of `sequential.py`."""
+    rows = options.groups * options.group
+    ids = torch.randint(1, 40_000, (options.groups, options.prompt)).repeat_interleave(options.group, 0)
+    ppo = SequentialPPO(options.shape, options.layers, ids[:rows], options.response, options.micro, device)
+    seconds, memory = timed(ppo.step, options.steps)
+    return seconds, memory, {}
+
+
+SIDES: dict[str, Callable[[argparse.Namespace, str], tuple[list[float], float, dict[str, list[float]]]]] = {
+    "rlkit": rlkit_side,
+    "trl": trl_side,
+    "sequential": sequential_side,
+}
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", default="grpo", choices=["grpo", "ppo"])
+    parser.add_argument("--shape", default="0.5b", choices=list(SHAPES))
+    parser.add_argument("--layers", type=int, default=None, help="fewer layers of the shape, where memory is short")
+    parser.add_argument("--groups", type=int, default=64)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--response", type=int, default=512)
+    parser.add_argument("--micro", type=int, default=32, help="rows of a pass, on sides that count rows")
+    parser.add_argument("--tokens", type=int, default=32_768, help="tokens of a pass, of rlkit")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--generation", default="native")
+    parser.add_argument("--sides", nargs="+", default=["rlkit", "trl"], choices=list(SIDES))
+    options = parser.parse_args()
+    device = device_of_machine()
+    print(header())
+    tokens = options.groups * options.group * options.response
+    print(
+        f"{options.algorithm}, {options.shape}, {options.groups} x {options.group}, prompt {options.prompt}, "
+        f"response {options.response}\n"
+    )
+    print("| side | s a step | spread | response tokens/s | peak GiB | rlkit is faster by |\n|---|---|---|---|---|---|")
+    ours: float | None = None
+    for side in options.sides:
+        seconds, memory, stages = SIDES[side](options, device)
+        median = statistics.median(seconds)
+        ours = median if side == "rlkit" else ours
+        times = f"{median / ours:.2f}" if ours else ""
+        print(f"| {side} | {spread(seconds)} | {tokens / median:,.0f} | {memory:.1f} | {times} |", flush=True)
+        for name, values in sorted(stages.items(), key=lambda item: -statistics.median(item[1])):
+            print(f"|   {name} | {spread(values)} | | | |")
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

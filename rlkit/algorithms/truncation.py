@@ -1,0 +1,151 @@
+"""Which distribution a token was drawn from: temperature, then top-k, then top-p, then the rest renormalised.
+
+One rule for whoever samples and whoever scores. With x the logits divided by the temperature and p = softmax(x):
+
+    top-k  keeps the k most likely tokens (Fan et al. 2018);
+    top-p  keeps, of these, the smallest set whose renormalised probabilities add up to top_p (Holtzman et al. 2020).
+
+Both cut at a logit, so that tokens which are as likely as the last one kept are kept as well, and the set depends on
+the logits alone and not on the order of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlkit.errors import ConfigError, DataError
+
+__all__ = ["Kind", "Sampled", "least_kept"]
+
+_TOP_P_SLACK = 1e-6
+"""Sums of float32 probabilities of a set that reaches top_p exactly may fall short by this much."""
+
+
+def least_kept(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
+    """The least logit that truncation keeps: a token stays when its own is not below.
+
+    Args:
+        scaled: (N, V) logits divided by the temperature, float32 or float64; -inf excludes a token.
+        top_k: number of tokens to keep; 0 for all.
+        top_p: mass to keep of what top-k left, above 0; 1 for all.
+
+    Returns:
+        (N, 1), of the dtype of the logits. Rows are independent: a row gives the same bits in any batch.
+    """
+    vocabulary = scaled.shape[-1]
+    values = scaled.topk(min(top_k, vocabulary) if top_k else vocabulary, dim=-1).values  # falling
+    last = values[:, -1:]
+    if top_p >= 1:
+        return last
+    weights = (values - values[:, :1]).exp()
+    tied = (scaled == last).sum(-1, keepdim=True) - (values == last).sum(-1, keepdim=True)  # kept beside the first k
+    total = weights.sum(-1, keepdim=True, dtype=torch.float64) + tied * weights[:, -1:]
+    before = weights.cumsum(-1, dtype=torch.float64) - weights
+    dropped = before >= (_single(top_p) - _TOP_P_SLACK) * total
+    dropped[:, 0] = False
+    return values.masked_fill(dropped, float("inf")).amin(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Rows that were sampled alike."""
+
+    rows: Tensor | None
+    """(M,) int64, which rows; None for all of them."""
+    temperature: float
+    top_k: int
+    top_p: float
+
+    @property
+    def is_greedy(self) -> bool:
+        """The most likely token was taken: a distribution of one token."""
+        return self.temperature == 0
+
+    def truncates(self, vocabulary: int) -> bool:
+        """Whether some of so many tokens cannot be drawn."""
+        return 0 < self.top_k < vocabulary or self.top_p < 1
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The distribution that rows were drawn from; each value is one number for all rows, or one a row.
+
+    Values a row may take a handful of different settings in all: rows of the same settings are computed together.
+    """
+
+    temperature: float | Tensor = 1.0
+    """Above 0, or (B,) float32 at least 0: 0 marks greedy rows, whose distribution is one token of log-prob 0."""
+    top_k: int | Tensor = 0
+    """Number of tokens kept, or (B,) int64; 0 keeps all."""
+    top_p: float | Tensor = 1.0
+    """Mass kept, above 0 and at most 1, or (B,) float32; 1 keeps all."""
+
+    @classmethod
+    def of(cls, given: Sampled | float) -> Sampled:
+        """What was given; a number is a temperature at which nothing is cut off."""
+        return given if isinstance(given, Sampled) else cls(given)
+
+    def rows(self, where: Tensor | slice) -> Sampled:
+        """The description of some rows.
+
+        Args:
+            where: rows as a slice, (M,) int64 or (B,) bool; or (B, T) bool, for one row a true position, row by row.
+        """
+
+        def chosen(value: Tensor) -> Tensor:
+            if isinstance(where, slice):
+                return value[where]
+            index = where.to(value.device)
+            return value.unsqueeze(1).expand(index.shape)[index] if index.ndim == 2 else value[index]
+
+        parts = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p")}
+        return Sampled(**{k: chosen(value) if isinstance(value, Tensor) else value for k, value in parts.items()})
+
+    def kinds(self, shape: torch.Size) -> list[Kind]:
+        """The rows of each setting, once they are laid out in one line.
+
+        Args:
+            shape: of the rows; values a row must have it.
+
+        Raises:
+            DataError: a value a row has another shape.
+            ConfigError: a value that no distribution has.
+        """
+        parts = (self.temperature, self.top_k, self.top_p)
+        spread = [part for part in parts if isinstance(part, Tensor)]
+        if bad := [tuple(part.shape) for part in spread if part.shape != shape]:
+            raise DataError(f"settings of the sampler have shape {bad[0]}; expected one a row, {tuple(shape)}")
+        if not spread:
+            return [_checked(None, *(float(part) for part in parts), least_temperature=None)]
+        device = spread[0].device
+        columns = [torch.as_tensor(part, dtype=torch.float64, device=device).expand(shape) for part in parts]
+        table = torch.stack([column.reshape(-1) for column in columns], dim=1)  # (N, 3)
+        settings, kind_of = torch.unique(table, dim=0, return_inverse=True)
+        return list(self._split(settings.tolist(), kind_of))
+
+    @staticmethod
+    def _split(settings: list[list[float]], kind_of: Tensor) -> Iterator[Kind]:
+        for number, values in enumerate(settings):
+            rows = None if len(settings) == 1 else (kind_of == number).nonzero().squeeze(1)
+            yield _checked(rows, *values, least_temperature=0.0)
+
+
+def _checked(
+    rows: Tensor | None, temperature: float, top_k: float, top_p: float, least_temperature: float | None
+) -> Kind:
+    if not temperature > 0 and temperature != least_temperature:
+        raise ConfigError(f"temperature must be above 0, given {temperature!r}")
+    if top_k < 0:
+        raise ConfigError(f"top_k must be 0 (all tokens) or a number of tokens, given {top_k!r}")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"top_p must be above 0 and at most 1 (all tokens), given {top_p!r}")
+    return Kind(rows, temperature, int(top_k), top_p)
+
+
+def _single(value: float) -> float:
+    """Rounded to float32, as values a row are stored."""
+    return torch.tensor(value, dtype=torch.float32).item()

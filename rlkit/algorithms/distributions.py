@@ -76,7 +76,7 @@ def _parts(logits: Tensor, kind: Kind) -> Iterator[slice | Tensor]:
     width = logits.shape[1]
     step = max(1, _SLICE_ELEMENTS.get(logits.device.type, _SLICE_ELEMENTS_ELSEWHERE) // max(width, 1))
     if kind.rows is not None:
-        yield from kind.rows.to(logits.device).split(step)
+        yield from torch.split(kind.rows.to(logits.device), step)
         return
     for start in range(0, len(logits), step):
         yield slice(start, start + step)

@@ -120,7 +120,8 @@ class Sampled:
         if bad := [tuple(part.shape) for part in spread if part.shape != shape]:
             raise DataError(f"settings of the sampler have shape {bad[0]}; expected one a row, {tuple(shape)}")
         if not spread:
-            return [_checked(None, *(float(part) for part in parts), least_temperature=None)]
+            temperature, top_k, top_p = (float(part) for part in parts)
+            return [_kind(None, temperature, top_k, top_p, least_temperature=None)]
         device = spread[0].device
         columns = [torch.as_tensor(part, dtype=torch.float64, device=device).expand(shape) for part in parts]
         table = torch.stack([column.reshape(-1) for column in columns], dim=1)  # (N, 3)
@@ -129,14 +130,12 @@ class Sampled:
 
     @staticmethod
     def _split(settings: list[list[float]], kind_of: Tensor) -> Iterator[Kind]:
-        for number, values in enumerate(settings):
+        for number, (temperature, top_k, top_p) in enumerate(settings):
             rows = None if len(settings) == 1 else (kind_of == number).nonzero().squeeze(1)
-            yield _checked(rows, *values, least_temperature=0.0)
+            yield _kind(rows, temperature, top_k, top_p, least_temperature=0.0)
 
 
-def _checked(
-    rows: Tensor | None, temperature: float, top_k: float, top_p: float, least_temperature: float | None
-) -> Kind:
+def _kind(rows: Tensor | None, temperature: float, top_k: float, top_p: float, least_temperature: float | None) -> Kind:
     if not temperature > 0 and temperature != least_temperature:
         raise ConfigError(f"temperature must be above 0, given {temperature!r}")
     if top_k < 0:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from rlkit.algorithms.distributions import logprobs_and_entropy, token_logprobs
+from rlkit.algorithms.distributions import Sampled, logprobs_and_entropy, token_logprobs
 from rlkit.engines.forward import bare_model, call_logits, output_head
 from rlkit.engines.shared_prompts import cache_argument, continue_prompts, distinct_prompts
 from rlkit.errors import ModelError
@@ -26,7 +26,7 @@ class TokenScores:
     """What a model says about each response token. Differentiable unless computed under `torch.no_grad()`."""
 
     logprobs: Tensor
-    """(B, T) float32: log-prob of each response token at the given temperature; 0 at padding."""
+    """(B, T) float32: log-prob of each response token under what it was sampled from; 0 at padding."""
     entropy: Tensor | None
     """(B, T) float32, nats: entropy of the distribution each response token was drawn from; 0 at padding."""
     hidden: Tensor | None
@@ -39,7 +39,7 @@ def response_scores(
     batch_ids: Tensor,
     full_attention_mask: Tensor,
     prompt_width: int,
-    temperature: float = 1.0,
+    temperature: float | Sampled = 1.0,
     entropy: EntropyMode = None,
     hidden: bool = False,
 ) -> TokenScores:
@@ -55,7 +55,8 @@ def response_scores(
         batch_ids: (B, L) int64, prompt block then response.
         full_attention_mask: (B, L) bool, true at prompt and response tokens.
         prompt_width: P, width of the prompt block; responses start at this column.
-        temperature: logits are divided by it (above 0), as in sampling.
+        temperature: what the responses were sampled from, its values (B,) where they are one a row; a number is a
+            temperature above 0 at which no token was cut off.
         entropy: also return entropies, as numbers ("value") or with a gradient ("differentiable").
         hidden: also return the states before each token.
 
@@ -125,7 +126,7 @@ def _scores_without_head(
     batch_ids: Tensor,
     full_attention_mask: Tensor,
     mask: Tensor,
-    temperature: float,
+    temperature: float | Sampled,
     entropy: EntropyMode,
     hidden: bool,
 ) -> TokenScores:
@@ -137,12 +138,18 @@ def _scores_without_head(
 
 
 def _from_logits(
-    logits: Tensor, tokens: Tensor, mask: Tensor, temperature: float, entropy: EntropyMode, hidden: Tensor | None
+    logits: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    temperature: float | Sampled,
+    entropy: EntropyMode,
+    hidden: Tensor | None,
 ) -> TokenScores:
     """From logits (N, V) and tokens (N,) of the N real response tokens."""
+    sampled = Sampled.of(temperature).rows(mask)
     if entropy is None:
-        return TokenScores(_unpack(token_logprobs(logits, tokens, temperature), mask), None, hidden)
-    logprobs, spread = logprobs_and_entropy(logits, tokens, temperature)
+        return TokenScores(_unpack(token_logprobs(logits, tokens, sampled), mask), None, hidden)
+    logprobs, spread = logprobs_and_entropy(logits, tokens, sampled)
     if entropy == "value":
         spread = spread.detach()
     return TokenScores(_unpack(logprobs, mask), _unpack(spread, mask), hidden)

@@ -13,6 +13,7 @@ from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.base import Controller
 from rlkit.controllers.reward import RewardController
+from rlkit.fields import SAMPLED_FIELDS
 from rlkit.generation.base import SamplingParams
 from rlkit.metrics import MetricsTracker
 from rlkit.rewards import RewardWeights, mix
@@ -57,7 +58,7 @@ class PolicyScores(Controller):
     """Log-probs (B,T) of the responses under the trainer's own forward, before the update."""
 
     role = "scorer"
-    reads = ("generated_ids", "attention_mask", "response_mask")
+    reads = ("generated_ids", "attention_mask", "response_mask", *SAMPLED_FIELDS)
     writes = ("logprobs",)
 
     def __init__(self, actor: ActorController, live: HasConfig) -> None:
@@ -72,7 +73,7 @@ class PolicyScores(Controller):
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
         with torch.no_grad():
-            return {"logprobs": self.actor.scores(batch, self.live.config.temperature).logprobs}
+            return {"logprobs": self.actor.scores(batch, batch.sampled(self.live.config.temperature)).logprobs}
 
 
 class RolloutCorrection(Controller):

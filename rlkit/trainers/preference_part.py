@@ -74,13 +74,8 @@ class PreferencePart:
         """
         rows = (source or self.source).next(count)
         pairs = PreferenceBatch.from_rows(rows, self.actor.pad_token_id)
-        answers, temperature = 2 * len(pairs), self.actor.sampling.temperature
-        sampled: dict[str, Any] = {
-            "temperatures": [temperature] * answers,
-            "top_ks": [0] * answers,
-            "top_ps": [1.0] * answers,
-        }
-        rollouts = pairs.rollouts.with_fields(sampled)
+        values = dict(zip(SAMPLED_FIELDS, (self.actor.sampling.temperature, 0, 1.0), strict=True))
+        rollouts = pairs.rollouts.with_fields({name: [value] * 2 * len(pairs) for name, value in values.items()})
         return PreferenceBatch(self.pipeline.run(rollouts.to(self.actor.device)))
 
     def state_dict(self) -> dict[str, Any]:

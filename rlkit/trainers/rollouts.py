@@ -29,7 +29,7 @@ from rlkit.schedules import adapt_kl_coef
 from rlkit.trainers.assemble import complete, normalization_of
 from rlkit.trainers.base import LivePart, Trainer, new_learner
 from rlkit.trainers.feedback import feedback_engines, feedback_lessons, feedback_shares, let_learn
-from rlkit.trainers.filling import fill
+from rlkit.trainers.filling import fill, require_sampled
 from rlkit.trainers.learner import Lesson
 from rlkit.trainers.measure import measure, reference_kl, rollout_table
 from rlkit.trainers.nodes import GreedyBaseline, PolicyScores, RewardMix, RolloutCorrection
@@ -163,9 +163,14 @@ class RolloutTrainer(Trainer):
     def parts(self) -> dict[str, Stateful]:
         return {"prompts": self.prompts, "reward_weights": self.terms, "learner": self.learner}
 
+    @property
+    def sampling_aspects(self) -> set[str]:
+        """Of `aspects`, those of sampling."""
+        return {"sampling", "adaptive sampling"} if self.config.adaptive_sampling else {"sampling"}
+
     def aspects(self) -> set[str]:
         config = self.config
-        found = super().aspects() | {"policy", "sampling"}
+        found = super().aspects() | self.sampling_aspects | {"policy"}
         if config.policy_loss not in ("sapo", "dro", "gpg"):
             found.add("clip")
         found |= {"dual clip"} if config.policy_loss == "ppo" else {config.policy_loss.split("-")[0]}
@@ -189,6 +194,7 @@ class RolloutTrainer(Trainer):
     def gather(self) -> tuple[RolloutBatch, list[Lesson]]:
         with self.tracker.span("rollout"):
             batch = fill(self) if self.config.dynamic_sampling else self.pipeline.run(self.draw())
+        require_sampled(batch, self.config)
         return batch, self.lessons(batch)
 
     def measure(self, batch: RolloutBatch) -> None:

@@ -11,7 +11,6 @@ the logits alone and not on the order of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -123,16 +122,21 @@ class Sampled:
             temperature, top_k, top_p = (float(part) for part in parts)
             return [_kind(None, temperature, top_k, top_p, least_temperature=None)]
         device = spread[0].device
-        columns = [torch.as_tensor(part, dtype=torch.float64, device=device).expand(shape) for part in parts]
-        table = torch.stack([column.reshape(-1) for column in columns], dim=1)  # (N, 3)
-        settings, kind_of = torch.unique(table, dim=0, return_inverse=True)
-        return list(self._split(settings.tolist(), kind_of))
-
-    @staticmethod
-    def _split(settings: list[list[float]], kind_of: Tensor) -> Iterator[Kind]:
-        for number, (temperature, top_k, top_p) in enumerate(settings):
-            rows = None if len(settings) == 1 else (kind_of == number).nonzero().squeeze(1)
-            yield _kind(rows, temperature, top_k, top_p, least_temperature=0.0)
+        code, tables = torch.zeros(shape.numel(), dtype=torch.int64, device=device), []
+        for part in parts:
+            line = torch.as_tensor(part, dtype=torch.float64, device=device).expand(shape).reshape(-1)
+            values, place = torch.unique(line, return_inverse=True)
+            tables.append(values.tolist())
+            code = code * len(values) + place
+        codes, kind_of = torch.unique(code, return_inverse=True)
+        found = []
+        for number, left in enumerate(codes.tolist()):
+            left, third = divmod(left, len(tables[2]))
+            first, second = divmod(left, len(tables[1]))
+            rows = None if len(codes) == 1 else (kind_of == number).nonzero().squeeze(1)
+            setting = tables[0][first], tables[1][second], tables[2][third]
+            found.append(_kind(rows, *setting, least_temperature=0.0))
+        return found
 
 
 def _kind(rows: Tensor | None, temperature: float, top_k: float, top_p: float, least_temperature: float | None) -> Kind:

@@ -22,6 +22,8 @@ __all__ = ["Kind", "Sampled", "least_kept"]
 
 _TOP_P_SLACK = 1e-6
 """Sums of float32 probabilities of a set that reaches top_p exactly may fall short by this much."""
+_FEW = 1024
+"""Tokens that nearly always hold the mass of top_p, looked at before the whole vocabulary is sorted on a CPU."""
 
 
 def least_kept(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -36,17 +38,31 @@ def least_kept(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
         (N, 1), of the dtype of the logits. Rows are independent: a row gives the same bits in any batch.
     """
     vocabulary = scaled.shape[-1]
-    values = scaled.topk(min(top_k, vocabulary) if top_k else vocabulary, dim=-1).values  # falling
-    last = values[:, -1:]
+    width = min(top_k or vocabulary, vocabulary)
+    first = min(width, _FEW) if width == vocabulary and scaled.device.type == "cpu" and top_p < 1 else width
+    values = scaled.topk(first, dim=-1).values  # falling
     if top_p >= 1:
-        return last
-    weights = (values - values[:, :1]).exp()
-    tied = (scaled == last).sum(-1, keepdim=True) - (values == last).sum(-1, keepdim=True)  # kept beside the first k
-    total = weights.sum(-1, keepdim=True, dtype=torch.float64) + tied * weights[:, -1:]
-    before = weights.cumsum(-1, dtype=torch.float64) - weights
-    dropped = before >= (_single(top_p) - _TOP_P_SLACK) * total
+        return values[:, -1:]
+    weights = (scaled - values[:, :1]).exp_()
+    if width < vocabulary:
+        weights.masked_fill_(scaled < values[:, -1:], 0.0)
+    wanted = weights.sum(-1, keepdim=True, dtype=torch.float64) * (_single(top_p) - _TOP_P_SLACK)
+    least, reached = _least_reaching(values, wanted)
+    if first < width and (left := (~reached).nonzero().squeeze(1).tolist()):
+        least[left] = _least_reaching(scaled[left].topk(width, dim=-1).values, wanted[left])[0]
+    return least
+
+
+def _least_reaching(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, 1) the last of the values (N, K) needed for a mass (N, 1), and (N,) whether they have that mass.
+
+    The values fall, and the first of a row weighs 1.
+    """
+    weights = (values - values[:, :1]).exp_()
+    mass = weights.cumsum(-1, dtype=torch.float64)
+    dropped = mass - weights >= wanted
     dropped[:, 0] = False
-    return values.masked_fill(dropped, float("inf")).amin(-1, keepdim=True)
+    return values.masked_fill(dropped, float("inf")).amin(-1, keepdim=True), mass[:, -1] >= wanted.squeeze(1)
 
 
 @dataclass(frozen=True)

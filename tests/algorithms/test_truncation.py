@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlkit.algorithms import distributions
+from rlkit.algorithms import distributions, truncation
 from rlkit.algorithms.distributions import entropy, logprobs_and_entropy, token_logprobs
 from rlkit.algorithms.truncation import Sampled, least_kept
 from rlkit.errors import ConfigError, DataError
@@ -93,6 +93,21 @@ def test_ties_count_in_the_mass_that_top_p_divides() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 1.0, 1.0]])
     assert (logits >= least_kept(logits, 3, 0.7710)).sum() == 2
     assert (logits >= least_kept(logits, 3, 0.7712)).sum() == 5
+
+
+def test_the_first_tokens_and_the_whole_vocabulary_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat rows need more tokens than are looked at first, peaked ones fewer."""
+    logits = torch.randn(8, 300, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[0.1], [1.0], [3.0], [9.0]] * 2
+    )
+    whole = [least_kept(logits, top_k, top_p) for top_k in (0, 100) for top_p in (0.3, 0.9, 0.999)]
+    for few in (1, 7, 40):
+        monkeypatch.setattr(truncation, "_FEW", few)
+        cut = [least_kept(logits, top_k, top_p) for top_k in (0, 100) for top_p in (0.3, 0.9, 0.999)]
+        assert all(torch.equal(one, other) for one, other in zip(whole, cut, strict=True))
+    kept = [int((logits[row] >= whole[1][row]).sum()) for row in range(4)]
+    assert kept[0] > 200
+    assert kept[3] < 7
 
 
 @pytest.mark.parametrize("sampled", [Sampled(0.7, 5), Sampled(1.5, 0, 0.6), Sampled(0.9, 6, 0.8)], ids=str)

@@ -163,14 +163,11 @@ class RolloutTrainer(Trainer):
     def parts(self) -> dict[str, Stateful]:
         return {"prompts": self.prompts, "reward_weights": self.terms, "learner": self.learner}
 
-    @property
-    def sampling_aspects(self) -> set[str]:
-        """Of `aspects`, those of sampling."""
-        return {"sampling", "adaptive sampling"} if self.config.adaptive_sampling else {"sampling"}
-
     def aspects(self) -> set[str]:
         config = self.config
-        found = super().aspects() | self.sampling_aspects | {"policy"}
+        found = (
+            super().aspects() | {"policy", "sampling"} | ({"adaptive sampling"} if config.adaptive_sampling else set())
+        )
         if config.policy_loss not in ("sapo", "dro", "gpg"):
             found.add("clip")
         found |= {"dual clip"} if config.policy_loss == "ppo" else {config.policy_loss.split("-")[0]}

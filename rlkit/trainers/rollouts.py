@@ -165,9 +165,9 @@ class RolloutTrainer(Trainer):
 
     def aspects(self) -> set[str]:
         config = self.config
-        found = (
-            super().aspects() | {"policy", "sampling"} | ({"adaptive sampling"} if config.adaptive_sampling else set())
-        )
+        found = super().aspects() | {"policy", "sampling"}
+        if config.adaptive_sampling:
+            found.add("adaptive sampling")
         if config.policy_loss not in ("sapo", "dro", "gpg"):
             found.add("clip")
         found |= {"dual clip"} if config.policy_loss == "ppo" else {config.policy_loss.split("-")[0]}

@@ -63,6 +63,23 @@ def test_every_rollout_says_what_it_was_sampled_from() -> None:
     assert plain.top_ks.tolist() == [7] * 12
 
 
+def test_responses_handed_on_early_say_the_same() -> None:
+    trainer = grpo(temperature=1.2, top_p=0.9)
+    trainer.follow_settings()
+    early: dict[int, tuple[float, ...]] = {}
+
+    def values(fields: Any, place: int) -> tuple[float, ...]:
+        names = ("temperatures", "top_ks", "top_ps")
+        return (*(fields[name][place].item() for name in names), fields["responses"][place])
+
+    def emit(rows: list[int], fields: Any) -> None:
+        early.update({row: values(fields, place) for place, row in enumerate(rows)})
+
+    whole = trainer.actor.run_streaming(trainer.draw(), emit)
+    assert [early[row] for row in range(12)] == [values(whole, row) for row in range(12)]
+    assert len({entry[:3] for entry in early.values()}) == 3
+
+
 @pytest.mark.parametrize("scored", [False, True])
 def test_the_first_ratio_is_1_and_the_sampler_agrees(scored: bool) -> None:
     """Whether the log-probs before the update come from a pass of their own or from the update."""

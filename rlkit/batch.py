@@ -11,6 +11,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
+from rlkit.algorithms.truncation import Sampled
 from rlkit.collate import DataCollector, PackedBatch, mask_from_lengths, resize_column
 from rlkit.errors import DataError
 from rlkit.fields import FIELDS, Field, field_for, require_field
@@ -131,6 +132,16 @@ class RolloutBatch:
         """(B,) int64: sampled tokens per row."""
         mask: Tensor = self["response_mask"]
         return mask.sum(1)
+
+    def sampled(self, temperature: float = 1.0) -> Sampled:
+        """What each row was sampled from, which its log-probs belong to.
+
+        Args:
+            temperature: of rows that the batch says nothing about, and of which no token is cut off.
+        """
+        if "temperatures" not in self:
+            return Sampled(temperature)
+        return Sampled(self["temperatures"], self["top_ks"], self["top_ps"])
 
     @property
     def reward_terms(self) -> dict[str, Tensor]:

@@ -6,12 +6,10 @@ Fields marked live can be changed while a run goes on (`run.set(lr=1e-6)`); the 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from typing import Literal
 
-from rlkit.config_fields import Checked, fixed, hints_of, live, refuse_unknown
+from rlkit.config_fields import Checked, Tunable, fixed, live
 from rlkit.errors import ConfigError
 
 PolicyLoss = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo-tv", "dppo-kl", "dro", "gpg"]
@@ -32,7 +30,7 @@ class CheckpointConfig(Checked):
 
 
 @dataclass(frozen=True)
-class TrainerConfig(Checked):
+class TrainerConfig(Tunable):
     """Settings of a trainer. Unknown keys are refused with the nearest known name."""
 
     batch_size: int = fixed(16, low=1)
@@ -173,9 +171,27 @@ class TrainerConfig(Checked):
     temperature: float = live(1.0, above=0.0)
     """Sampling temperature; every log-prob in the loss belongs to this distribution."""
     top_p: float = live(1.0, above=0.0, high=1.0, aspect="sampling")
-    """Nucleus sampling; below 1 the sampler truncates the distribution that the loss uses, and the gap is logged."""
+    """Nucleus sampling: the most probable tokens with at least this mass; the loss uses their distribution as well."""
     top_k: int = live(0, low=0, aspect="sampling")
-    """Sample among the k most probable tokens; 0 takes all."""
+    """Sample among the k most probable tokens, and learn under their distribution; 0 takes all."""
+    adaptive_sampling: bool = fixed(False)
+    """Sample short and long prompts in ways of their own; those between take `temperature`, `top_p` and `top_k`."""
+    adaptive_short_prompt: int = live(64, low=0, aspect="adaptive sampling")
+    """Prompts under this many tokens are short; 0 takes none for short."""
+    adaptive_long_prompt: int = live(512, low=0, aspect="adaptive sampling")
+    """Prompts over this many tokens are long."""
+    adaptive_short_temperature: float = live(0.0, low=0.0, aspect="adaptive sampling")
+    """Temperature of short prompts; at 0 the most probable token is taken, which nothing can be learned from."""
+    adaptive_short_top_p: float = live(1.0, above=0.0, high=1.0, aspect="adaptive sampling")
+    """`top_p` of short prompts."""
+    adaptive_short_top_k: int = live(0, low=0, aspect="adaptive sampling")
+    """`top_k` of short prompts."""
+    adaptive_long_temperature: float = live(0.7, low=0.0, aspect="adaptive sampling")
+    """Temperature of long prompts."""
+    adaptive_long_top_p: float = live(1.0, above=0.0, high=1.0, aspect="adaptive sampling")
+    """`top_p` of long prompts."""
+    adaptive_long_top_k: int = live(50, low=0, aspect="adaptive sampling")
+    """`top_k` of long prompts."""
     generation: Literal["native"] = fixed("native")
     """Engine that samples responses; this version has the native one."""
 
@@ -239,6 +255,12 @@ class TrainerConfig(Checked):
             )
         if self.rejection == "sequence-max" and self.rejection_kind == "k1":
             raise ConfigError("rejection='sequence-max' needs a size, and k1 has a sign: set rejection_kind to 'k3'")
+        if self.adaptive_short_prompt > self.adaptive_long_prompt + 1:
+            raise ConfigError(
+                f"adaptive_short_prompt={self.adaptive_short_prompt} and "
+                f"adaptive_long_prompt={self.adaptive_long_prompt} make some prompts short and long at once; "
+                "adaptive_long_prompt must not be the smaller one"
+            )
         for term, mode in (self.reward_normalization or {}).items():
             if mode not in NORMALIZATIONS:
                 raise ConfigError(
@@ -249,43 +271,3 @@ class TrainerConfig(Checked):
     def prompts_per_step(self) -> int:
         """P: prompts drawn for one step."""
         return self.batch_size // self.group_size
-
-    @classmethod
-    def live_fields(cls, aspects: Container[str] | None = None) -> tuple[str, ...]:
-        """Names of the fields that can change while a run goes on; with `aspects`, those that matter to them."""
-        live = [f for f in dataclasses.fields(cls) if f.metadata.get("live")]
-        return tuple(
-            f.name for f in live if aspects is None or f.metadata["aspect"] is None or f.metadata["aspect"] in aspects
-        )
-
-    @classmethod
-    def live_specs(cls, aspects: Container[str] | None = None) -> dict[str, dict[str, Any]]:
-        """For each of `live_fields` its type ("float" or "int"), bounds (inclusive; None where open) and docstring."""
-        hints, names = hints_of(cls), cls.live_fields(aspects)
-        specs = {}
-        for entry in dataclasses.fields(cls):
-            if entry.name in names:
-                kind = next(k for k in (int, float) if k is hints[entry.name] or k in get_args(hints[entry.name]))
-                low = entry.metadata["above"] if entry.metadata["low"] is None else entry.metadata["low"]
-                specs[entry.name] = {
-                    "type": kind.__name__,
-                    "min": low,
-                    "max": entry.metadata["high"],
-                    "doc": cls.doc(entry.name),
-                }
-        return specs
-
-    def replace_live(self, changes: Mapping[str, Any]) -> Self:
-        """A copy with some live fields changed; all of them or none.
-
-        Raises:
-            ConfigError: a name is unknown or not live, or a value has the wrong type or is out of range.
-        """
-        live = self.live_fields()
-        for name in changes:
-            if name not in live:
-                known = {f.name for f in dataclasses.fields(self)}
-                if name in known:
-                    raise ConfigError(f"{name} is fixed once a trainer is built; live settings are {', '.join(live)}")
-                refuse_unknown([name], live, what="live setting")
-        return dataclasses.replace(self, **changes)

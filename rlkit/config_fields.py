@@ -11,14 +11,14 @@ import difflib
 import inspect
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import field
+from collections.abc import Container, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
 
 from rlkit.errors import ConfigError
 
-__all__ = ["Checked", "fixed", "hints_of", "live", "refuse_unknown"]
+__all__ = ["Checked", "Tunable", "fixed", "live", "refuse_unknown"]
 
 
 def live(
@@ -68,6 +68,51 @@ class Checked:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True)
+class Tunable(Checked):
+    """Settings of which some can change while a run goes on, see `live`."""
+
+    @classmethod
+    def live_fields(cls, aspects: Container[str] | None = None) -> tuple[str, ...]:
+        """Names of the fields that can change while a run goes on; with `aspects`, those that matter to them."""
+        live = [f for f in dataclasses.fields(cls) if f.metadata.get("live")]
+        return tuple(
+            f.name for f in live if aspects is None or f.metadata["aspect"] is None or f.metadata["aspect"] in aspects
+        )
+
+    @classmethod
+    def live_specs(cls, aspects: Container[str] | None = None) -> dict[str, dict[str, Any]]:
+        """For each of `live_fields` its type ("float" or "int"), bounds (inclusive; None where open) and docstring."""
+        hints, names = hints_of(cls), cls.live_fields(aspects)
+        specs = {}
+        for entry in dataclasses.fields(cls):
+            if entry.name in names:
+                kind = next(k for k in (int, float) if k is hints[entry.name] or k in get_args(hints[entry.name]))
+                low = entry.metadata["above"] if entry.metadata["low"] is None else entry.metadata["low"]
+                specs[entry.name] = {
+                    "type": kind.__name__,
+                    "min": low,
+                    "max": entry.metadata["high"],
+                    "doc": cls.doc(entry.name),
+                }
+        return specs
+
+    def replace_live(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with some live fields changed; all of them or none.
+
+        Raises:
+            ConfigError: a name is unknown or not live, or a value has the wrong type or is out of range.
+        """
+        live = self.live_fields()
+        for name in changes:
+            if name not in live:
+                known = {f.name for f in dataclasses.fields(self)}
+                if name in known:
+                    raise ConfigError(f"{name} is fixed once a trainer is built; live settings are {', '.join(live)}")
+                refuse_unknown([name], live, what="live setting")
+        return dataclasses.replace(self, **changes)
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str) -> None:

@@ -11,9 +11,11 @@ from typing import Final
 
 from rlkit.errors import DataError
 
-__all__ = ["FIELDS", "TENSOR_DTYPES", "Field", "field_for", "require_field"]
+__all__ = ["FIELDS", "SAMPLED_FIELDS", "TENSOR_DTYPES", "Field", "field_for", "require_field"]
 
 TENSOR_DTYPES: Final = ("int64", "bool", "float32")
+SAMPLED_FIELDS: Final = ("temperatures", "top_ks", "top_ps")
+"""What each response was sampled from, see `rlkit.batch.RolloutBatch.sampled`."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ _ALL: Final = (
     Field("generated_ids", _BL, "int64", "prompt block, then response tokens padded on the right"),
     Field("response_mask", _BT, "bool", "true where the policy sampled a token, the end token included"),
     Field("rollout_logprobs", _BT, "float32", "log-probability (nats) under the distribution that sampled the token"),
+    Field("temperatures", _B, "float32", "temperature that the response was sampled at; 0: always the likeliest token"),
+    Field("top_ks", _B, "int64", "number of tokens that each token was sampled from; 0: all"),
+    Field("top_ps", _B, "float32", "share of the mass that each token was sampled from; 1: all"),
     Field("responses", _B, "text", "decoded response, for reward functions and display only"),
     Field("finish_reasons", _B, "text", "'stop' (end token sampled) or 'length' (cut off)"),
     Field("policy_versions", _B, "int64", "version of the weights that sampled the response"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from rlkit.algorithms.truncation import Sampled
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.base import Emit
 from rlkit.controllers.hosted import HostedController
@@ -19,6 +20,8 @@ from rlkit.engines.logprobs import EntropyMode, TokenScores, response_scores
 from rlkit.engines.models import load_causal_lm, load_tokenizer
 from rlkit.engines.recompute import activations
 from rlkit.errors import ModelError
+from rlkit.fields import SAMPLED_FIELDS
+from rlkit.generation.adaptive import AdaptiveSampling
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.native import NativeGenerator
 
@@ -27,7 +30,8 @@ class ActorController(HostedController):
     """The language model that is trained.
 
     Reads prompts, writes responses with the log-probs of the distribution that sampled them, and learns from
-    `advantages` at its feedback port. Every rollout records `policy_versions`, the number of updates made before it.
+    `advantages` at its feedback port. Every rollout records `policy_versions`, the number of updates made before it,
+    and what it was sampled from: `temperatures`, `top_ks` and `top_ps`.
 
     Args:
         model: a `transformers` causal language model, a plain module with the same forward, a hub id or a local path.
@@ -50,6 +54,7 @@ class ActorController(HostedController):
         "generated_ids",
         "response_mask",
         "rollout_logprobs",
+        *SAMPLED_FIELDS,
         "responses",
         "finish_reasons",
         "policy_versions",
@@ -76,6 +81,7 @@ class ActorController(HostedController):
         if device_map is not None:
             self.device_map = device_map
         self.sampling = SamplingParams(max_new_tokens=32, stop_token_ids=self.stop_token_ids)
+        self.adaptive: AdaptiveSampling | None = None
         self.rng = torch.Generator().manual_seed(0)
         self.policy_version = 0
         self.generation_seconds = 0.0
@@ -116,10 +122,10 @@ class ActorController(HostedController):
         generated = self.generator.generate(
             batch.input_ids.to(self.device), batch.attention_mask.to(self.device), sampling, torch.Generator()
         )
-        return self._fields(generated)
+        return self._fields(generated, [sampling] * len(batch))
 
     def scores(
-        self, batch: RolloutBatch, temperature: float, *, entropy: EntropyMode = None, hidden: bool = False
+        self, batch: RolloutBatch, temperature: float | Sampled, *, entropy: EntropyMode = None, hidden: bool = False
     ) -> TokenScores:
         """Log-probs (B,T) of the batch's responses under the current weights, in one forward pass.
 
@@ -127,7 +133,7 @@ class ActorController(HostedController):
 
         Args:
             batch: rollouts with `generated_ids`, `attention_mask` and `response_mask`.
-            temperature: of the distribution that the log-probs belong to.
+            temperature: of the distribution that the log-probs belong to, or all of it: `batch.sampled()`.
             entropy: also return the entropy (B,T) of that distribution, in nats: its "value", or "differentiable".
             hidden: also return the states (B,T,H) before each response token.
         """
@@ -168,22 +174,24 @@ class ActorController(HostedController):
         self.model.load_state_dict(dict(state["model"]), strict=False)
 
     def _sample(self, batch: RolloutBatch, emit: Emit | None) -> Mapping[str, Any]:
+        ids, mask, sampling, rule = batch.input_ids, batch.attention_mask, self.sampling, self.adaptive
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        settings = [sampling] * len(batch) if rule is None else rule.settings(mask, sampling)
+
         def hand_on(rows: list[int], finished: Generated) -> None:
             if emit is not None:
-                emit(rows, self._fields(finished))
+                emit(rows, self._fields(finished, [settings[row] for row in rows]))
 
+        report = hand_on if emit is not None else None
         started = time.perf_counter()
-        generated = self.generator.generate(
-            batch.input_ids.to(self.device),
-            batch.attention_mask.to(self.device),
-            self.sampling,
-            self.rng,
-            hand_on if emit is not None else None,
-        )
+        if rule is None:
+            generated = self.generator.generate(ids, mask, sampling, self.rng, report)
+        else:
+            generated = rule.generate(self.generator, ids, mask, sampling, self.rng, report, self.pad_token_id)
         self.generation_seconds = time.perf_counter() - started
-        return self._fields(generated)
+        return self._fields(generated, settings)
 
-    def _fields(self, generated: Generated) -> dict[str, Any]:
+    def _fields(self, generated: Generated, settings: Sequence[SamplingParams]) -> dict[str, Any]:
         width = generated.response_mask.shape[1]
         tails = generated.generated_ids[:, generated.generated_ids.shape[1] - width :].cpu()
         lengths = generated.response_mask.sum(dim=1).tolist()
@@ -192,6 +200,9 @@ class ActorController(HostedController):
             "generated_ids": generated.generated_ids,
             "response_mask": generated.response_mask,
             "rollout_logprobs": generated.rollout_logprobs,
+            "temperatures": torch.tensor([setting.temperature for setting in settings], dtype=torch.float32),
+            "top_ks": torch.tensor([setting.top_k for setting in settings], dtype=torch.int64),
+            "top_ps": torch.tensor([setting.top_p for setting in settings], dtype=torch.float32),
             "responses": self.tokenizer.batch_decode(ids, skip_special_tokens=True),
             "finish_reasons": list(generated.finish_reasons),
             "policy_versions": torch.full((len(ids),), self.policy_version, dtype=torch.int64),

@@ -21,6 +21,7 @@ from rlkit.engines.logprobs import response_states
 from rlkit.engines.models import hidden_size, load_causal_lm, load_tokenizer, same_tokenizer
 from rlkit.engines.recompute import activations
 from rlkit.errors import ModelError
+from rlkit.fields import SAMPLED_FIELDS
 
 
 class CriticController(HostedController):
@@ -45,7 +46,6 @@ class CriticController(HostedController):
     """
 
     role = "critic"
-    reads: tuple[str, ...] = ("generated_ids", "attention_mask", "response_mask")
     learns_from = ("returns",)
 
     def __init__(
@@ -82,6 +82,12 @@ class CriticController(HostedController):
             load_head(self.head, model)
         if device_map is not None:
             self.device_map = device_map
+
+    @property
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Batch fields that `run` needs; on a shared trunk also what the responses were sampled from."""
+        read = ("generated_ids", "attention_mask", "response_mask")
+        return read if self.trunk is None else (*read, *SAMPLED_FIELDS)
 
     @property
     def writes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -124,7 +130,7 @@ class CriticController(HostedController):
             if self.trunk is None:
                 values = self.head(self.states(read))
             else:
-                scores = self.trunk.scores(read, self.temperature, hidden=True)
+                scores = self.trunk.scores(read, batch.sampled(self.temperature), hidden=True)
                 values = self.head(scores.hidden)
                 fields["logprobs"] = scores.logprobs[:, : batch.response_width] * batch.response_mask
         if self.bootstraps:

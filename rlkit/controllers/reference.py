@@ -19,6 +19,7 @@ from rlkit.engines.attention import packs
 from rlkit.engines.logprobs import response_scores
 from rlkit.engines.models import load_causal_lm, load_tokenizer, same_tokenizer
 from rlkit.errors import ModelError
+from rlkit.fields import SAMPLED_FIELDS
 
 
 class ReferenceController(HostedController):
@@ -39,7 +40,7 @@ class ReferenceController(HostedController):
     """
 
     role = "reference"
-    reads = ("generated_ids", "attention_mask", "response_mask")
+    reads = ("generated_ids", "attention_mask", "response_mask", *SAMPLED_FIELDS)
     writes = ("ref_logprobs",)
 
     def __init__(
@@ -87,7 +88,14 @@ class ReferenceController(HostedController):
         return {} if self.shares_actor else {"model": self.model}
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
-        """Log-probs (B,T) of the batch's responses at the policy's sampling temperature."""
+        """Log-probs (B,T) of the batch's responses, sampled from the reference as they were from the policy.
+
+        Where the sampler cut tokens off, the reference cuts by the same rule, to a set of its own. The KL between two
+        such policies has no end once the policy samples a token that the reference would not; the token that was
+        sampled therefore always counts as kept. So every difference of log-probs is finite, it is 0 where the two
+        models are the same, and a token outside the reference's set costs what the reference thinks of it beside its
+        set. Responses that were sampled greedily have log-prob 0 under both.
+        """
         off = self.model.disable_adapter() if self.shares_actor else contextlib.nullcontext()  # type: ignore[operator]
         with torch.no_grad(), off:
             return in_parts(self.scoring, batch, packs(self.model), self._score)
@@ -98,7 +106,7 @@ class ReferenceController(HostedController):
             batch.generated_ids.to(self.device),
             batch.full_attention_mask.to(self.device),
             batch.prompt_width,
-            temperature=self.temperature,
+            temperature=batch.sampled(self.temperature),
         )
         return {"ref_logprobs": scores.logprobs}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rlkit.algorithms.distributions import logprobs_and_entropy, token_logprobs
+from rlkit.algorithms.distributions import Sampled, logprobs_and_entropy, token_logprobs
 from rlkit.engines.attention import packed_attention, packs
 from rlkit.engines.forward import bare_model, call_logits, logits_of, output_head
 from rlkit.engines.packing import pack
@@ -36,7 +36,7 @@ class TokenScores:
     """What a model says about each response token. Differentiable unless computed under `torch.no_grad()`."""
 
     logprobs: Tensor
-    """(B, T) float32: log-prob of each response token at the given temperature; 0 at padding."""
+    """(B, T) float32: log-prob of each response token under what it was sampled from; 0 at padding."""
     entropy: Tensor | None
     """(B, T) float32, nats: entropy of the distribution each response token was drawn from; 0 at padding."""
     hidden: Tensor | None
@@ -49,7 +49,7 @@ def response_scores(
     batch_ids: Tensor,
     full_attention_mask: Tensor,
     prompt_width: int,
-    temperature: float = 1.0,
+    temperature: float | Sampled = 1.0,
     entropy: EntropyMode = None,
     hidden: bool = False,
 ) -> TokenScores:
@@ -65,7 +65,8 @@ def response_scores(
         batch_ids: (B, L) int64, prompt block then response.
         full_attention_mask: (B, L) bool, true at prompt and response tokens.
         prompt_width: P, width of the prompt block; responses start at this column.
-        temperature: logits are divided by it (above 0), as in sampling.
+        temperature: what the responses were sampled from, its values (B,) where they are one a row; a number is a
+            temperature above 0 at which no token was cut off.
         entropy: also return entropies, as numbers ("value") or with a gradient ("differentiable").
         hidden: also return the states before each token.
 
@@ -76,15 +77,15 @@ def response_scores(
     head = output_head(model)
     if head is None:
         return _scores_without_head(model, batch_ids, full_attention_mask, mask, temperature, entropy, hidden)
-    tokens = batch_ids[:, prompt_width:][mask]
+    tokens, sampled = batch_ids[:, prompt_width:][mask], Sampled.of(temperature).rows(mask)
     bare = bare_model(model)
     if _head_is_last.get(bare, True):
         kept = _states(model, head, batch_ids, full_attention_mask, mask)
     if _head_is_last.get(bare, True):
-        logprobs, spread = _by_chunks(head, kept, tokens, temperature, entropy)
+        logprobs, spread = _by_chunks(head, kept, tokens, sampled, entropy)
     else:
         logits, kept = _through_head(model, head, batch_ids, full_attention_mask, mask)
-        logprobs, spread = _of_logits(logits, tokens, temperature, entropy)
+        logprobs, spread = _of_logits(logits, tokens, sampled, entropy)
     return _scores(logprobs, spread, mask, _unpack_states(kept, mask) if hidden else None)
 
 
@@ -154,7 +155,7 @@ def _before_head(head: nn.Module, choose: Callable[[Tensor], Tensor], rows: int 
 
 
 def _by_chunks(
-    head: nn.Module, states: Tensor, tokens: Tensor, temperature: float, entropy: EntropyMode
+    head: nn.Module, states: Tensor, tokens: Tensor, sampled: Sampled, entropy: EntropyMode
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs and entropies (R,) with the logits of a chunk of rows at a time.
 
@@ -163,17 +164,19 @@ def _by_chunks(
     width = getattr(head, "out_features", None) or head(states[:1]).shape[-1]
     rows = max(1, _LOGITS.get(states.device.type, _LOGITS_ELSEWHERE) // width)
     if len(states) <= rows:
-        return _of_logits(head(states), tokens, temperature, entropy)
+        return _of_logits(head(states), tokens, sampled, entropy)
 
-    def chunk(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        return _of_logits(head(some), ids, temperature, entropy)
+    def chunk(some: Tensor, ids: Tensor, own: Sampled) -> tuple[Tensor, Tensor | None]:
+        return _of_logits(head(some), ids, own, entropy)
 
     parts = []
-    for some, ids in zip(torch.split(states, rows), torch.split(tokens, rows), strict=True):
+    for start in range(0, len(states), rows):
+        span = slice(start, start + rows)
+        given = (states[span], tokens[span], sampled.rows(span))
         if torch.is_grad_enabled():
-            parts.append(checkpoint(chunk, some, ids, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(chunk, *given, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(chunk(some, ids))
+            parts.append(chunk(*given))
     logprobs, spreads = zip(*parts, strict=True)
     return torch.cat(logprobs), None if entropy is None else torch.cat(spreads)
 
@@ -188,24 +191,22 @@ def _scores_without_head(
     batch_ids: Tensor,
     full_attention_mask: Tensor,
     mask: Tensor,
-    temperature: float,
+    temperature: float | Sampled,
     entropy: EntropyMode,
     hidden: bool,
 ) -> TokenScores:
     if hidden:
         raise ModelError(_NO_HEAD.format(type(model).__name__))
     logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
-    width = mask.shape[1]
-    return _scores(*_of_logits(logits[:, -width:][mask], batch_ids[:, -width:][mask], temperature, entropy), mask, None)
+    width, sampled = mask.shape[1], Sampled.of(temperature).rows(mask)
+    return _scores(*_of_logits(logits[:, -width:][mask], batch_ids[:, -width:][mask], sampled, entropy), mask, None)
 
 
-def _of_logits(
-    logits: Tensor, tokens: Tensor, temperature: float, entropy: EntropyMode
-) -> tuple[Tensor, Tensor | None]:
+def _of_logits(logits: Tensor, tokens: Tensor, sampled: Sampled, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
     """Log-probs and, if asked for, entropies (R,) from logits (R, V) and tokens (R,)."""
     if entropy is None:
-        return token_logprobs(logits, tokens, temperature), None
-    logprobs, spread = logprobs_and_entropy(logits, tokens, temperature)
+        return token_logprobs(logits, tokens, sampled), None
+    logprobs, spread = logprobs_and_entropy(logits, tokens, sampled)
     return logprobs, spread.detach() if entropy == "value" else spread
 
 

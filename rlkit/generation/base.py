@@ -44,7 +44,7 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """True when some tokens can never be sampled, so that the trainer's full softmax is another distribution."""
+        """True when some tokens can never be sampled, so that the full softmax is another distribution."""
         return self.top_p < 1 or self.top_k > 0 or self.temperature == 0
 
 

@@ -1,5 +1,6 @@
 """Draw tokens from logits by inverse CDF: one uniform number decides one token.
 
+Which tokens can be drawn is decided in `rlkit.algorithms.truncation`, where the loss asks as well.
 The caller draws the uniforms, so that a row's tokens depend on its own numbers only and not on which other rows are
 still in the batch.
 """
@@ -8,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlkit.algorithms.truncation import least_kept
 from rlkit.generation.base import SamplingParams
 
 __all__ = ["first_above", "sample"]
 
 _BLOCK = 256
-_TOP_P_SLACK = 1e-6  # float32 sums of a set that reaches top_p exactly may fall short by this much
 
 
 def sample(logits: Tensor, params: SamplingParams, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,24 +32,9 @@ def sample(logits: Tensor, params: SamplingParams, uniforms: Tensor) -> tuple[Te
     if params.temperature == 0:
         return logits.argmax(-1), logits.new_zeros(logits.shape[0], dtype=torch.float32)
     scaled = logits.float() if params.temperature == 1 else logits.float() / params.temperature
-    if params.top_k == 0 and params.top_p == 1:
-        return _inverse_cdf(scaled, uniforms)
-    kept, tokens = _truncate(scaled, params)
-    index, logprobs = _inverse_cdf(kept, uniforms)
-    return tokens.gather(-1, index.unsqueeze(-1)).squeeze(-1), logprobs
-
-
-def _truncate(scaled: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """(B, K) logits in falling order with -inf at tokens that top-p drops, and their token ids."""
-    width = min(params.top_k, scaled.shape[-1]) if params.top_k else scaled.shape[-1]
-    kept, tokens = scaled.topk(width, dim=-1)
-    if params.top_p < 1:
-        probs = kept.softmax(-1)
-        mass_before = probs.cumsum(-1, dtype=torch.float64) - probs
-        dropped = mass_before >= params.top_p - _TOP_P_SLACK
-        dropped[:, 0] = False
-        kept = kept.masked_fill(dropped, float("-inf"))
-    return kept, tokens
+    if 0 < params.top_k < scaled.shape[-1] or params.top_p < 1:
+        scaled = scaled.masked_fill(scaled < least_kept(scaled, params.top_k, params.top_p), float("-inf"))
+    return _inverse_cdf(scaled, uniforms)
 
 
 def _inverse_cdf(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,9 @@ METRICS: dict[str, MetricInfo] = {
     "rollout/tokens": MetricInfo(Sum, "tokens", "Sampled response tokens in the step; padding is not counted."),
     "rollout/response_length": MetricInfo(Mean, "tokens", "Mean response length."),
     "rollout/truncated_fraction": MetricInfo(Mean, "1", "Share of responses that hit the length limit."),
+    "rollout/greedy_fraction": MetricInfo(
+        Mean, "1", "Share of responses whose tokens were the most likely ones always; nothing is learned from them."
+    ),
     "reward/mean": MetricInfo(Mean, "1", "Mean mixed reward of the step's rollouts."),
     "reward/latency_ms": MetricInfo(Mean, "ms", "Time to score one batch with all reward terms."),
     "train/step_time_ms": MetricInfo(Last, "ms", "Wall-clock time of the whole step."),

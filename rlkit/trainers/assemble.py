@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,8 @@ from rlkit.dataflow import Dataflow
 from rlkit.device_map import DeviceMap
 from rlkit.engines.budget import TokenBudget
 from rlkit.errors import ConfigError, RewardError
+from rlkit.generation.adaptive import AdaptiveSampling
+from rlkit.generation.base import SamplingParams
 from rlkit.rewards.weights import Normalization
 
 
@@ -157,3 +160,25 @@ def complete(
             if set(field_names(controller, controller.reads, "reads")) & set(field_names(node, node.writes, "writes")):
                 flow.connect(node.output, controller.input)
     return flow
+
+
+def adaptive_sampling(config: TrainerConfig, sampling: SamplingParams) -> AdaptiveSampling | None:
+    """How short and long prompts are sampled from, beside `sampling`; None where all are sampled alike."""
+    if not config.adaptive_sampling:
+        return None
+    return AdaptiveSampling(
+        replace(
+            sampling,
+            temperature=config.adaptive_short_temperature,
+            top_p=config.adaptive_short_top_p,
+            top_k=config.adaptive_short_top_k,
+        ),
+        replace(
+            sampling,
+            temperature=config.adaptive_long_temperature,
+            top_p=config.adaptive_long_top_p,
+            top_k=config.adaptive_long_top_k,
+        ),
+        config.adaptive_short_prompt,
+        config.adaptive_long_prompt,
+    )

@@ -23,7 +23,7 @@ from rlkit.errors import ConfigError, DataError
 from rlkit.generation.base import SamplingParams
 from rlkit.metrics import MetricsTracker, telemetry
 from rlkit.runs.protocol import StepResult
-from rlkit.trainers.assemble import place
+from rlkit.trainers.assemble import adaptive_sampling, place
 from rlkit.trainers.learner import Learner, Lesson
 from rlkit.trainers.runnable import Runnable, Stateful
 from rlkit.trainers.state import require_memory
@@ -182,6 +182,7 @@ class Trainer(Runnable):
             top_k=config.top_k,
             stop_token_ids=self.actor.stop_token_ids,
         )
+        self.actor.adaptive = adaptive_sampling(config, self.actor.sampling)
         for other in (self.critic, self.reference):
             if other is not None:
                 other.temperature = config.temperature

@@ -42,15 +42,21 @@ class Estimator(Controller):
     def __init__(self, live: HasConfig, penalised: bool = False, corrected: bool = False) -> None:
         super().__init__("advantages")
         self.live, self.penalised, self.corrected = live, penalised, corrected
-        self.reads = ("rewards", "reward_valid", "response_mask", "finish_reasons", "groups")
+        self.reads = ("rewards", "reward_valid", "response_mask", "finish_reasons", "groups", "temperatures")
         if penalised:
             self.reads += ("logprobs", "ref_logprobs")
         if corrected:
             self.reads += ("correction_mask",)
 
     def learn_mask(self, batch: RolloutBatch) -> Tensor:
-        """(B,T) bool: sampled tokens of rollouts with a reward that neither truncation nor rejection drops."""
+        """(B,T) bool: sampled tokens of rollouts with a reward that neither truncation nor rejection drops.
+
+        Responses that were sampled greedily are left out: their distribution is one token, whose probability cannot
+        change. They neither give a gradient nor count where a loss is a mean over tokens.
+        """
         mask: Tensor = batch.response_mask & batch.reward_valid.unsqueeze(1)
+        if "temperatures" in batch:
+            mask = mask & (batch.temperatures > 0).unsqueeze(1)
         if self.live.config.mask_truncated:
             mask = mask & ~truncated(batch).unsqueeze(1)
         return mask & batch.correction_mask if self.corrected else mask

@@ -1,4 +1,7 @@
-"""Dynamic sampling: sample on until every group of the batch has something to say (DAPO, Yu et al. 2025, 3.2)."""
+"""What a step must hold to be learned from.
+
+Dynamic sampling: sample on until every group of the batch has something to say (DAPO, Yu et al. 2025, 3.2).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from torch import Tensor
 
 from rlkit.algorithms.groups import Groups
 from rlkit.batch import RolloutBatch
+from rlkit.config import TrainerConfig
+from rlkit.errors import DataError
 
 if TYPE_CHECKING:
     from rlkit.trainers.rollouts import RolloutTrainer
@@ -40,6 +45,24 @@ def fill(trainer: RolloutTrainer) -> RolloutBatch:
     whole = whole.select(slice(0, wanted))
     whole = whole.with_fields(trainer.mixer.run(whole))
     return whole.with_fields(trainer.last.run(whole))
+
+
+def require_sampled(batch: RolloutBatch, config: TrainerConfig) -> None:
+    """Refuses a step of greedy responses alone.
+
+    Raises:
+        DataError: no response of the batch was sampled, so that no probability in it can change.
+    """
+    if bool((batch.temperatures > 0).any()):
+        return
+    lengths = batch.attention_mask.sum(1)
+    raise DataError(
+        f"all {batch.batch_size} responses of this step are greedy, and nothing can be learned from a token that is "
+        f"always taken: the prompts have {int(lengths.min())} to {int(lengths.max())} tokens, those under "
+        f"adaptive_short_prompt={config.adaptive_short_prompt} are sampled at temperature "
+        f"{config.adaptive_short_temperature} and those over adaptive_long_prompt={config.adaptive_long_prompt} at "
+        f"{config.adaptive_long_temperature}. Lower adaptive_short_prompt, or set adaptive_short_temperature above 0"
+    )
 
 
 def spread_rows(batch: RolloutBatch) -> Tensor:

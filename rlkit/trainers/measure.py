@@ -68,6 +68,8 @@ def _measure_responses(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     tracker.add_sum_count("rollout/throughput_tokens_per_sec", lengths.sum(), trainer.actor.generation_seconds)
     tracker.add_sum_count("rollout/tokens", lengths.sum(), 1)
     tracker.add_sum_count("rollout/response_length", lengths.sum(), batch.batch_size)
+    if trainer.config.adaptive_sampling:
+        tracker.add_sum_count("rollout/greedy_fraction", (batch.temperatures == 0).sum(), batch.batch_size)
     cut = sum(reason == "length" for reason in batch.finish_reasons)
     tracker.add_sum_count("rollout/truncated_fraction", cut, batch.batch_size)
     repeated, bigrams = repeated_bigrams(batch)

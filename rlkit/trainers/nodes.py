@@ -15,6 +15,7 @@ from rlkit.controllers.base import Controller
 from rlkit.controllers.parts import in_parts
 from rlkit.controllers.reward import RewardController
 from rlkit.engines.attention import packs
+from rlkit.fields import SAMPLED_FIELDS
 from rlkit.generation.base import SamplingParams
 from rlkit.metrics import MetricsTracker
 from rlkit.rewards import RewardWeights, mix
@@ -59,7 +60,7 @@ class PolicyScores(Controller):
     """Log-probs (B,T) of the responses under the trainer's own forward, before the update."""
 
     role = "scorer"
-    reads = ("generated_ids", "attention_mask", "response_mask")
+    reads = ("generated_ids", "attention_mask", "response_mask", *SAMPLED_FIELDS)
     writes = ("logprobs",)
 
     def __init__(self, actor: ActorController, live: HasConfig) -> None:
@@ -77,7 +78,7 @@ class PolicyScores(Controller):
             return in_parts(self.actor.scoring, batch, packs(self.actor.model), self._score)
 
     def _score(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
-        return {"logprobs": self.actor.scores(batch, self.live.config.temperature).logprobs}
+        return {"logprobs": self.actor.scores(batch, batch.sampled(self.live.config.temperature)).logprobs}
 
 
 class RolloutCorrection(Controller):

@@ -91,7 +91,8 @@ class PolicyObjective:
         config = self.live.config
         entropy: EntropyMode = "differentiable" if config.entropy_coef else "value"
         with self.tracker.span("update/forward"):
-            scores = self.actor.scores(part, config.temperature, entropy=entropy, hidden=self.shares_trunk)
+            sampled = part.sampled(config.temperature)
+            scores = self.actor.scores(part, sampled, entropy=entropy, hidden=self.shares_trunk)
             loss = self._policy_loss(part, scores, weights, first)
             if self.critic is not None and scores.hidden is not None:
                 loss = loss + config.value_coef * self._value_loss(self.critic, part, scores.hidden, weights)
@@ -160,7 +161,7 @@ class PreferenceObjective:
         part, config = part.trim(), self.live.config
         average = config.preference_loss == "ipo" if config.average_logprobs is None else config.average_logprobs
         with self.tracker.span("preferences/forward"):
-            scores = self.actor.scores(part.rollouts, config.temperature)
+            scores = self.actor.scores(part.rollouts, part.rollouts.sampled(config.temperature))
             mask = part.rollouts.response_mask
             policy = sequence_logprobs(scores.logprobs, mask, average)
             reference = None

@@ -47,7 +47,7 @@ class OnlineDPOTrainer(RolloutTrainer):
 
     def aspects(self) -> set[str]:
         """Those of DPO and of sampling."""
-        return {"dpo", "sampling"}
+        return {"dpo"} | (super().aspects() & {"sampling", "adaptive sampling"})
 
     def estimator(self) -> Controller:
         """The best and the worst response of each group."""

@@ -14,10 +14,11 @@ from rlkit.dataflow import Dataflow
 from rlkit.dataflow.checks import PROMPT_FIELDS
 from rlkit.engines.models import context_length
 from rlkit.errors import DataError
+from rlkit.fields import SAMPLED_FIELDS
 from rlkit.metrics import MetricsTracker
 from rlkit.pipeline import Pipeline
 
-PAIR_FIELDS = (*PROMPT_FIELDS, "generated_ids", "response_mask", "responses", "preferences")
+PAIR_FIELDS = (*PROMPT_FIELDS, "generated_ids", "response_mask", *SAMPLED_FIELDS, "responses", "preferences")
 """What a batch of pairs holds before the reference has scored it."""
 
 
@@ -67,10 +68,15 @@ class PreferencePart:
         )
 
     def draw(self, count: int, source: PreferenceSource | None = None) -> PreferenceBatch:
-        """The next `count` pairs, with `ref_logprobs` where there is a reference."""
+        """The next `count` pairs, with `ref_logprobs` where there is a reference.
+
+        They belong to the policy at its sampling temperature and to all of its tokens, wherever they come from.
+        """
         rows = (source or self.source).next(count)
         pairs = PreferenceBatch.from_rows(rows, self.actor.pad_token_id)
-        return PreferenceBatch(self.pipeline.run(pairs.rollouts.to(self.actor.device)))
+        values = dict(zip(SAMPLED_FIELDS, (self.actor.sampling.temperature, 0, 1.0), strict=True))
+        rollouts = pairs.rollouts.with_fields({name: [value] * 2 * len(pairs) for name, value in values.items()})
+        return PreferenceBatch(self.pipeline.run(rollouts.to(self.actor.device)))
 
     def state_dict(self) -> dict[str, Any]:
         """Which pair comes next."""

@@ -29,7 +29,7 @@ from rlkit.schedules import adapt_kl_coef
 from rlkit.trainers.assemble import complete, normalization_of
 from rlkit.trainers.base import LivePart, Trainer, new_learner
 from rlkit.trainers.feedback import feedback_engines, feedback_lessons, feedback_shares, let_learn
-from rlkit.trainers.filling import fill
+from rlkit.trainers.filling import fill, require_sampled
 from rlkit.trainers.learner import Lesson
 from rlkit.trainers.measure import measure, reference_kl, rollout_table
 from rlkit.trainers.nodes import GreedyBaseline, PolicyScores, RewardMix, RolloutCorrection
@@ -166,6 +166,8 @@ class RolloutTrainer(Trainer):
     def aspects(self) -> set[str]:
         config = self.config
         found = super().aspects() | {"policy", "sampling"}
+        if config.adaptive_sampling:
+            found.add("adaptive sampling")
         if config.policy_loss not in ("sapo", "dro", "gpg"):
             found.add("clip")
         found |= {"dual clip"} if config.policy_loss == "ppo" else {config.policy_loss.split("-")[0]}
@@ -189,6 +191,7 @@ class RolloutTrainer(Trainer):
     def gather(self) -> tuple[RolloutBatch, list[Lesson]]:
         with self.tracker.span("rollout"):
             batch = fill(self) if self.config.dynamic_sampling else self.pipeline.run(self.draw())
+        require_sampled(batch, self.config)
         return batch, self.lessons(batch)
 
     def measure(self, batch: RolloutBatch) -> None:

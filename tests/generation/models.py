@@ -16,6 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from rlkit.algorithms.truncation import Sampled
 from rlkit.engines.logprobs import response_scores
 from rlkit.generation.base import Generated
 from tests.tiny import tiny_model
@@ -126,7 +127,7 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def teacher_forced(model: nn.Module, mask: Tensor, out: Generated, temperature: float = 1.0) -> Tensor:
+def teacher_forced(model: nn.Module, mask: Tensor, out: Generated, temperature: float | Sampled = 1.0) -> Tensor:
     """(B, T) log-probs of the responses from one forward over the whole sequences."""
     full = torch.cat([mask, out.response_mask], dim=1)
     with torch.no_grad():

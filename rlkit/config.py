@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from rlkit.config_fields import Checked, fixed, hints_of, live, refuse_unknown
+from rlkit.config_vllm import VllmConfig
 from rlkit.errors import ConfigError
 
 PolicyLoss = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo-tv", "dppo-kl", "dro", "gpg"]
@@ -166,8 +167,12 @@ class TrainerConfig(Checked):
     """Nucleus sampling; below 1 the sampler truncates the distribution that the loss uses, and the gap is logged."""
     top_k: int = live(0, low=0, aspect="sampling")
     """Sample among the k most probable tokens; 0 takes all."""
-    generation: Literal["native"] = fixed("native")
-    """Engine that samples responses; this version has the native one."""
+    generation: Literal["native", "vllm"] | None = fixed(None)
+    """Engine that samples responses; None takes "native", or "vllm" where `use_vllm` says so."""
+    use_vllm: bool | None = fixed(None)
+    """The same choice as yes or no: True is `generation="vllm"`, False is `generation="native"`."""
+    vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"live": False})
+    """Settings of vLLM's engine; a dictionary of VllmConfig's fields will do."""
 
     reward_normalization: dict[str, str] | None = fixed(None)
     """Term -> "none", "batch" or "group": scaled to mean 0, deviation 1 before weighting; "*" stands for the rest."""
@@ -191,6 +196,7 @@ class TrainerConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._choose_generation()
         if self.batch_size % self.group_size:
             raise ConfigError(
                 f"batch_size={self.batch_size} rollouts cannot be divided into groups of group_size={self.group_size}; "
@@ -234,6 +240,17 @@ class TrainerConfig(Checked):
                 raise ConfigError(
                     f"reward_normalization[{term!r}]={mode!r} is none of {', '.join(map(repr, NORMALIZATIONS))}"
                 )
+
+    def _choose_generation(self) -> None:
+        asked = {None: None, True: "vllm", False: "native"}[self.use_vllm]
+        if asked is not None and self.generation not in (None, asked):
+            raise ConfigError(
+                f"use_vllm={self.use_vllm} is generation={asked!r}, and generation={self.generation!r} was given too; "
+                "leave one of them out"
+            )
+        object.__setattr__(self, "generation", self.generation or asked or "native")
+        if self.generation == "native" and self.vllm != VllmConfig():
+            raise ConfigError("vllm={...} means nothing to generation='native'; set generation='vllm', or leave it out")
 
     @property
     def prompts_per_step(self) -> int:

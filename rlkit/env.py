@@ -62,13 +62,14 @@ def let_vllm_run_in_process() -> None:
     """Tells vLLM, before it is imported, to run its engine in this process; a variable that is set keeps its value.
 
     The engine then shares the trainer's memory and device. Its threads are not bound to cores, which the trainer needs
-    too; the FlashInfer sampler is off, since it cannot give log-probs of the distribution that it samples from.
+    too; the FlashInfer sampler is off, since it cannot give log-probs of the distribution that it samples from; and it
+    does not warn at every sync of what rlkit asks it to do: to go without a tokenizer, to seed, to share a process.
     """
     defaults = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }
     for name, value in defaults.items():

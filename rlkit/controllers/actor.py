@@ -18,7 +18,7 @@ from rlkit.engines.forward import evaluation_mode
 from rlkit.engines.logprobs import EntropyMode, TokenScores, response_scores
 from rlkit.engines.models import load_causal_lm, load_tokenizer
 from rlkit.errors import ModelError
-from rlkit.generation.base import Generated, SamplingParams
+from rlkit.generation.base import Generated, Generator, SamplingParams, Synced
 from rlkit.generation.native import NativeGenerator
 
 
@@ -78,7 +78,9 @@ class ActorController(HostedController):
         self.rng = torch.Generator().manual_seed(0)
         self.policy_version = 0
         self.generation_seconds = 0.0
-        self.generator = NativeGenerator(self.model)
+        self.synced = Synced()
+        self._loads = 0
+        self.generator: Generator = NativeGenerator(self.model)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -112,6 +114,7 @@ class ActorController(HostedController):
 
     def sample_apart(self, batch: RolloutBatch, sampling: SamplingParams) -> Mapping[str, Any]:
         """One response for each prompt under other sampling settings; leaves the random state as it is."""
+        self._sync()
         generated = self.generator.generate(
             batch.input_ids.to(self.device), batch.attention_mask.to(self.device), sampling, torch.Generator()
         )
@@ -150,6 +153,7 @@ class ActorController(HostedController):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         load_trained_state(self.model, state["model"])
+        self._loads += 1
         self.rng.set_state(state["rng"])
         self.policy_version = int(state["policy_version"])
 
@@ -165,12 +169,23 @@ class ActorController(HostedController):
         expected = set(self.frozen_state_dict().get("model", {}))
         require_names(expected, state["model"])
         self.model.load_state_dict(dict(state["model"]), strict=False)
+        self._loads += 1
+
+    def take_synced(self) -> Synced:
+        """Weights handed to the generator since this was last asked."""
+        synced, self.synced = self.synced, Synced()
+        return synced
+
+    def _sync(self) -> None:
+        """Gives the generator the current weights, which updates and loading change."""
+        self.synced += self.generator.sync(self.model, (self.policy_version, self._loads))
 
     def _sample(self, batch: RolloutBatch, emit: Emit | None) -> Mapping[str, Any]:
         def hand_on(rows: list[int], finished: Generated) -> None:
             if emit is not None:
                 emit(rows, self._fields(finished))
 
+        self._sync()
         started = time.perf_counter()
         generated = self.generator.generate(
             batch.input_ids.to(self.device),

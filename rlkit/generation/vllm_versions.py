@@ -8,7 +8,6 @@ another process and cannot open that of its own; NCCL and IPC are for engines on
 
 import contextlib
 import gc
-import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -261,7 +260,7 @@ def _register_transfer() -> str:
 
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)
-            head = getattr(self.model, "lm_head", None)
+            head: Any = getattr(self.model, "lm_head", None)
             if self.device.type == "cpu" and hasattr(head, "quant_method"):
                 # A head tied to the embedding gets no weights of its own, but its packed copy must follow.
                 head.quant_method.process_weights_after_loading(head)
@@ -274,28 +273,20 @@ def _register_transfer() -> str:
             """As 0.26 has it: one update of `trainer_args["llm"]`, between its start and finish."""
             trainer_args["llm"].update_weights({"update_info": {"weights": iterator}})
 
-    # It warns at every sync of layers without weights in a checkpoint; `receive_weights` looks for those that need some.
-    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
     WeightTransferEngineFactory.register_engine(_TRANSFER, SameProcess)
     return _TRANSFER
 
 
 @contextlib.contextmanager
 def _process_state_kept() -> Iterator[None]:
-    """Undoes what building an engine does to its process: seeds, torch's threads. Keeps it quiet unless it fails.
-
-    It warns of this very seeding, of the tokenizer that it was told to do without, and of threads.
-    """
-    logger = logging.getLogger("vllm")
-    level, set_threads, threads = logger.level, torch.set_num_threads, torch.get_num_threads()
+    """Undoes what building an engine does to its process: seeds, torch.set_num_threads and what it has set."""
+    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    logger.setLevel(max(level, logging.ERROR) if level > logging.INFO else level)
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
-        logger.setLevel(level)
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         random.setstate(states[0])

@@ -22,6 +22,8 @@ METRICS: dict[str, MetricInfo] = {
     "rollout/tokens": MetricInfo(Sum, "tokens", "Sampled response tokens in the step; padding is not counted."),
     "rollout/response_length": MetricInfo(Mean, "tokens", "Mean response length."),
     "rollout/truncated_fraction": MetricInfo(Mean, "1", "Share of responses that hit the length limit."),
+    "sync/bytes": MetricInfo(Sum, "bytes", "Weights handed to the generator; 0 where it reads the trainer's own."),
+    "sync/seconds": MetricInfo(Sum, "s", "Time to hand the weights to the generator."),
     "reward/mean": MetricInfo(Mean, "1", "Mean mixed reward of the step's rollouts."),
     "reward/latency_ms": MetricInfo(Mean, "ms", "Time to score one batch with all reward terms."),
     "train/step_time_ms": MetricInfo(Last, "ms", "Wall-clock time of the whole step."),

@@ -97,7 +97,8 @@ class Engine:
         row_of = {str(name).split("-")[0]: row for row, name in enumerate(names)}
         try:
             while row_of:
-                done = [output for output in engine.step() if output.finished]
+                with torch.random.fork_rng([]):  # the CPU's sampler draws from it and then lets each row's seed decide
+                    done = [output for output in engine.step() if output.finished]
                 found = [(row_of.pop(str(output.request_id).split("-")[0]), output) for output in done]
                 if found:
                     found.sort(key=lambda pair: pair[0])

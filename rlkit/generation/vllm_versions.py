@@ -169,6 +169,11 @@ def open_engine(folder: Path, device: torch.device, *, sleep: bool, arguments: d
             f"this build of vLLM computes on {kind or 'no device it can find'} and the actor's model is on {device}; "
             f"put the actor on {kind or 'a device of this build'}, or take generation='native'"
         )
+    if device.index not in (None, 0):
+        raise GenerationError(
+            f"vLLM's engine takes the first GPU that this process sees, and the actor's model is on {device}; put the "
+            "actor on cuda:0, or let CUDA_VISIBLE_DEVICES begin with its GPU"
+        )
     can_sleep = sleep and device.type == "cuda"
     fixed = {
         "model": str(folder),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from rlkit.controllers.actor import ActorController
 from rlkit.env import let_vllm_run_in_process
@@ -276,6 +277,53 @@ def test_on_the_cpu_sleeping_changes_nothing(fresh: tuple[Any, VllmGenerator]) -
     generator.sync(model, 5)
     generator.sleep()
     assert generator.sync(model, 5).bytes == 0
+
+
+def qwen(kind: str) -> Any:
+    torch.manual_seed(0)
+    shape = {
+        name: getattr(model_for_vllm().config, name) for name in ("hidden_size", "intermediate_size", "vocab_size")
+    }
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "initializer_range": 0.3}
+    config = {
+        "qwen2": Qwen2Config(**shape | {"hidden_size": 64}, **heads, max_position_embeddings=256),
+        "qwen3": Qwen3Config(**shape, **heads, head_dim=64, max_position_embeddings=256, tie_word_embeddings=True),
+    }[kind]
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.3)  # they start at zero, where a forgotten one would not be noticed
+    return model
+
+
+def head_adapted() -> Any:
+    import peft
+
+    config = peft.LoraConfig(r=4, target_modules=["lm_head", "v_proj"], init_lora_weights=False)
+    return peft.get_peft_model(model_for_vllm(), config).eval()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "an adapter on a tied head"])
+def test_other_models_are_served_as_well(served: tuple[Any, VllmGenerator], kind: str) -> None:
+    served[1].release()  # one engine at a time
+    model = head_adapted() if kind.startswith("an adapter") else qwen(kind)
+    generator = VllmGenerator(OPTIONS, pad_token_id=2)
+    generator.sync(model, 0)
+    ids, mask = batch()
+    out = generator.generate(ids, mask, SamplingParams(12), rng(3))
+    assert (out.rollout_logprobs - teacher_forced(model, mask, out)).abs().max() < CLOSE
+    assert torch.equal(greedy(generator, ids, mask), greedy(NativeGenerator(model), ids, mask))
+    generator.release()
+
+
+def test_an_argument_that_vllm_does_not_know_is_its_error(served: tuple[Any, VllmGenerator]) -> None:
+    served[1].release()
+    generator = VllmGenerator({"engine_args": {"no_such_argument": 1}})
+    with pytest.raises(GenerationError, match="cannot serve this model: .*no_such_argument"):
+        generator.sync(model_for_vllm(), 0)
+    with pytest.raises(GenerationError, match="rlkit sets load_format of vLLM itself"):
+        VllmGenerator({"engine_args": {"load_format": "auto"}}).sync(model_for_vllm(), 0)
 
 
 def grpo_with_vllm(**config: Any) -> GRPOTrainer:

@@ -196,7 +196,7 @@ class TrainerConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._choose_generation()
+        self._check_generation()
         if self.batch_size % self.group_size:
             raise ConfigError(
                 f"batch_size={self.batch_size} rollouts cannot be divided into groups of group_size={self.group_size}; "
@@ -241,16 +241,19 @@ class TrainerConfig(Checked):
                     f"reward_normalization[{term!r}]={mode!r} is none of {', '.join(map(repr, NORMALIZATIONS))}"
                 )
 
-    def _choose_generation(self) -> None:
-        asked = {None: None, True: "vllm", False: "native"}[self.use_vllm]
-        if asked is not None and self.generation not in (None, asked):
+    @property
+    def generation_engine(self) -> Literal["native", "vllm"]:
+        """The engine that `generation` and `use_vllm` name together."""
+        return self.generation or ("vllm" if self.use_vllm else "native")
+
+    def _check_generation(self) -> None:
+        if self.use_vllm is not None and self.use_vllm != (self.generation_engine == "vllm"):
             raise ConfigError(
-                f"use_vllm={self.use_vllm} is generation={asked!r}, and generation={self.generation!r} was given too; "
-                "leave one of them out"
+                f"use_vllm={self.use_vllm} and generation={self.generation!r} contradict each other; leave one of them "
+                "out"
             )
-        object.__setattr__(self, "generation", self.generation or asked or "native")
-        if self.generation == "native" and self.vllm != VllmConfig():
-            raise ConfigError("vllm={...} means nothing to generation='native'; set generation='vllm', or leave it out")
+        if self.generation_engine == "native" and self.vllm != VllmConfig():
+            raise ConfigError("vllm={...} means nothing to native generation; set generation='vllm', or leave it out")
 
     @property
     def prompts_per_step(self) -> int:

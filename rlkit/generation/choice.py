@@ -13,7 +13,7 @@ __all__ = ["generator_for"]
 def generator_for(
     config: TrainerConfig, current: Generator, model: nn.Module, pad_token_id: int, context: int | None
 ) -> Generator:
-    """The generator that `config.generation` names.
+    """The generator that `config.generation_engine` names.
 
     Args:
         config: the trainer's settings.
@@ -23,7 +23,7 @@ def generator_for(
         pad_token_id: written right of a response.
         context: most tokens that prompts and responses of this trainer have together; None for no limit known.
     """
-    if config.generation == "vllm":
+    if config.generation_engine == "vllm":
         chosen: Generator = VllmGenerator(config.vllm, pad_token_id, context)
     elif isinstance(current, VllmGenerator):
         chosen = NativeGenerator(model)

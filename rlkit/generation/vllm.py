@@ -1,5 +1,6 @@
 """Sampling with vLLM: an engine in the trainer's process that gets the trainer's weights whenever they have changed."""
 
+import contextlib
 import copy
 import json
 import tempfile
@@ -110,11 +111,12 @@ class VllmGenerator:
         pairs = zip(input_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)
         prompts = [row[len(row) - length :] for row, length in pairs]
         responses: dict[int, Response] = {}
-        for finished in self._engine.run(prompts, params, seeds):
-            responses.update(finished)
-            if on_finished is not None:
-                rows = [row for row, _ in finished]
-                on_finished(rows, self._generated(input_ids[rows], [response for _, response in finished]))
+        with contextlib.closing(self._engine.run(prompts, params, seeds)) as running:
+            for finished in running:
+                responses.update(finished)
+                if on_finished is not None:
+                    rows = [row for row, _ in finished]
+                    on_finished(rows, self._generated(input_ids[rows], [response for _, response in finished]))
         return self._generated(input_ids, [responses[row] for row in range(len(prompts))])
 
     def _generated(self, input_ids: Tensor, responses: list[Response]) -> Generated:

@@ -9,7 +9,7 @@ another process and cannot open that of its own; NCCL and IPC are for engines on
 import contextlib
 import gc
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -82,7 +82,7 @@ class Engine:
 
     def run(
         self, prompts: Sequence[list[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> Iterator[list[tuple[int, Response]]]:
+    ) -> Generator[list[tuple[int, Response]], None, None]:
         """Samples one response a prompt; yields the rows that finished together, in order of the rows.
 
         Args:

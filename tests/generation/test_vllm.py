@@ -338,7 +338,7 @@ def test_a_grpo_step_moves_the_weights_and_records_their_version(served: tuple[A
     weights = sum(4 * tensor.numel() for _, tensor in checkpoint_weights(trainer.actor.model))
     before = copy.deepcopy(trainer.actor.model.state_dict())
     first = trainer.step()
-    assert trainer.config.generation == "vllm"
+    assert trainer.config.generation_engine == "vllm"
     assert first.rollouts["policy_version"] == [0] * 16
     assert first.metrics["sync/bytes"] == weights
     assert first.metrics["sync/seconds"] > 0

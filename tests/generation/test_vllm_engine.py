@@ -23,10 +23,11 @@ from rlkit.generation.choice import generator_for
 from rlkit.generation.native import NativeGenerator
 from rlkit.generation.vllm import VllmGenerator
 from rlkit.generation.vllm_versions import Engine
+from rlkit.trainers.from_names import RLTrainer
 from tests.generation.models import Recurrent, prompts, rng
 from tests.generators import WithoutWeights
-from tests.tiny import tiny_model
-from tests.trainers.toys import grpo
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.trainers.toys import good, grpo
 
 
 class FakeLLM:
@@ -259,16 +260,30 @@ def test_without_vllm_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_use_vllm_is_another_name_for_the_choice() -> None:
-    assert TrainerConfig().generation == "native"
-    assert TrainerConfig(use_vllm=True).generation == "vllm"
-    assert TrainerConfig(use_vllm=False).generation == "native"
-    assert TrainerConfig(use_vllm=True, generation="vllm").replace_live({"lr": 1e-3}).generation == "vllm"
-    with pytest.raises(ConfigError, match="use_vllm=True is generation='vllm', and generation='native' was given too"):
+    assert TrainerConfig().generation_engine == "native"
+    assert TrainerConfig(use_vllm=True).generation_engine == "vllm"
+    assert TrainerConfig(generation="vllm").generation_engine == "vllm"
+    assert TrainerConfig(use_vllm=False).generation_engine == "native"
+    assert TrainerConfig(use_vllm=True, generation="vllm").replace_live({"lr": 1e-3}).generation_engine == "vllm"
+    with pytest.raises(ConfigError, match="use_vllm=True and generation='native' contradict each other"):
         TrainerConfig(use_vllm=True, generation="native")
-    with pytest.raises(ConfigError, match="use_vllm=False is generation='native'"):
+    with pytest.raises(ConfigError, match="use_vllm=False and generation='vllm' contradict each other"):
         TrainerConfig(use_vllm=False, generation="vllm")
     with pytest.raises(ConfigError, match="'trtllm' is none of 'native', 'vllm'"):
         TrainerConfig(generation="trtllm")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [None, {"lr": 1e-5}, TrainerConfig(lr=1e-5), {"use_vllm": True}])
+def test_a_trainer_from_names_takes_the_choice_as_an_argument(config: Any, llm: FakeLLM, tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    given = {"actor_model": str(tmp_path), "reward_model": good, "prompts": ["the film"]}
+    trainer = RLTrainer(**given, config=config, use_vllm=True)
+    assert isinstance(trainer.actor.generator, VllmGenerator)
+    assert llm.calls == []  # nothing is built before it is needed
+    for contradiction in ({"generation": "native"}, TrainerConfig(use_vllm=False)):
+        with pytest.raises(ConfigError, match="contradict each other"):
+            RLTrainer(**given, config=contradiction, use_vllm=True)
 
 
 def test_settings_of_the_engine_are_strict() -> None:
@@ -279,7 +294,7 @@ def test_settings_of_the_engine_are_strict() -> None:
         TrainerConfig.from_dict({"use_vllm": True, "vllm": {"gpu_memory_utilisation": 0.5}})
     with pytest.raises(ConfigError, match="is above its greatest value 1"):
         VllmConfig(gpu_memory_utilization=1.5)
-    with pytest.raises(ConfigError, match="means nothing to generation='native'"):
+    with pytest.raises(ConfigError, match="means nothing to native generation"):
         TrainerConfig.from_dict({"vllm": {"enforce_eager": True}})
 
 

@@ -249,8 +249,7 @@ class TrainerConfig(Checked):
     def _check_generation(self) -> None:
         if self.use_vllm is not None and self.use_vllm != (self.generation_engine == "vllm"):
             raise ConfigError(
-                f"use_vllm={self.use_vllm} and generation={self.generation!r} contradict each other; leave one of them "
-                "out"
+                f"use_vllm={self.use_vllm} and generation={self.generation!r} contradict each other; leave one out"
             )
         if self.generation_engine == "native" and self.vllm != VllmConfig():
             raise ConfigError("vllm={...} means nothing to native generation; set generation='vllm', or leave it out")

@@ -1,7 +1,7 @@
 ## make lab    set everything up and open the quickstart in JupyterLab
 ## make test   everything that continuous integration runs
 ## Each stage of `make test` is a target of its own: lint types bundle unit browser notebooks. Also: format clean, and
-## make explore, the property tests on new random examples.
+## make explore, the property tests on new random examples; make vllm, the tests against the real vLLM.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 JUNIT := artifacts/junit
 STAGES := lint types bundle unit browser notebooks
 
-.PHONY: help lab environment test model system $(STAGES) explore format clean
+.PHONY: help lab environment test model system $(STAGES) explore vllm format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -65,6 +65,14 @@ unit: environment
 explore: environment
 	HYPOTHESIS_PROFILE=explore OMP_NUM_THREADS=1 $(BIN)/pytest $$(grep -rl "^from hypothesis import" tests --include="test_*.py") -n 2
 
+# Not part of `make test`: vLLM needs an environment of its own, of some 3 GB.
+vllm: .venv-vllm/.installed
+	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest tests/generation/test_vllm.py
+
+.venv-vllm/.installed: .ci/vllm
+	@VENV=.venv-vllm .ci/vllm
+	@touch $@
+
 browser: environment system model
 	$(BIN)/pytest tests/browser -rP --junitxml=$(JUNIT)/browser.xml
 
@@ -72,6 +80,6 @@ notebooks: environment model
 	$(BIN)/pytest --nbval-lax notebooks --junitxml=$(JUNIT)/notebooks.xml
 
 clean:
-	rm -rf .venv build dist artifacts widgets/js/node_modules notebooks/runs runs
+	rm -rf .venv .venv-vllm build dist artifacts widgets/js/node_modules notebooks/runs runs
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

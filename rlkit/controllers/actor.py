@@ -22,7 +22,7 @@ from rlkit.engines.recompute import activations
 from rlkit.errors import ModelError
 from rlkit.fields import SAMPLED_FIELDS
 from rlkit.generation.adaptive import AdaptiveSampling
-from rlkit.generation.base import Generated, SamplingParams
+from rlkit.generation.base import Generated, Generator, SamplingParams, Synced
 from rlkit.generation.native import NativeGenerator
 
 
@@ -85,7 +85,9 @@ class ActorController(HostedController):
         self.rng = torch.Generator().manual_seed(0)
         self.policy_version = 0
         self.generation_seconds = 0.0
-        self.generator = NativeGenerator(self.model)
+        self.synced = Synced()
+        self._loads = 0
+        self.generator: Generator = NativeGenerator(self.model)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -119,6 +121,7 @@ class ActorController(HostedController):
 
     def sample_apart(self, batch: RolloutBatch, sampling: SamplingParams) -> Mapping[str, Any]:
         """One response for each prompt under other sampling settings; leaves the random state as it is."""
+        self._sync()
         generated = self.generator.generate(
             batch.input_ids.to(self.device), batch.attention_mask.to(self.device), sampling, torch.Generator()
         )
@@ -157,6 +160,7 @@ class ActorController(HostedController):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         load_trained_state(self.model, state["model"])
+        self._loads += 1
         self.rng.set_state(state["rng"])
         self.policy_version = int(state["policy_version"])
 
@@ -172,6 +176,16 @@ class ActorController(HostedController):
         expected = set(self.frozen_state_dict().get("model", {}))
         require_names(expected, state["model"])
         self.model.load_state_dict(dict(state["model"]), strict=False)
+        self._loads += 1
+
+    def take_synced(self) -> Synced:
+        """Weights handed to the generator since this was last asked."""
+        synced, self.synced = self.synced, Synced()
+        return synced
+
+    def _sync(self) -> None:
+        """Gives the generator the current weights, which updates and loading change."""
+        self.synced += self.generator.sync(self.model, (self.policy_version, self._loads))
 
     def _sample(self, batch: RolloutBatch, emit: Emit | None) -> Mapping[str, Any]:
         ids, mask, sampling, rule = batch.input_ids, batch.attention_mask, self.sampling, self.adaptive
@@ -183,6 +197,7 @@ class ActorController(HostedController):
                 emit(rows, self._fields(finished, [settings[row] for row in rows]))
 
         report = hand_on if emit is not None else None
+        self._sync()
         started = time.perf_counter()
         if rule is None:
             generated = self.generator.generate(ids, mask, sampling, self.rng, report)

@@ -1,15 +1,15 @@
 """What a generator takes and returns, whichever engine samples."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlkit.errors import GenerationError
 
-__all__ = ["Generated", "Generator", "OnFinished", "SamplingParams"]
+__all__ = ["Generated", "Generator", "OnFinished", "SamplingParams", "Synced", "require_prompts"]
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,47 @@ OnFinished = Callable[[list[int], Generated], None]
 """Called with the indices of rows that have just finished, and these rows, in the order of the indices."""
 
 
+@dataclass(frozen=True)
+class Synced:
+    """What it took to give a generator the trainer's weights."""
+
+    bytes: int = 0
+    """Bytes of weights handed over; 0 where the generator reads the trainer's own, or has these already."""
+    seconds: float = 0.0
+    """Wall-clock time of the hand-over."""
+
+    def __add__(self, other: "Synced") -> "Synced":
+        return Synced(self.bytes + other.bytes, self.seconds + other.seconds)
+
+
 @runtime_checkable
 class Generator(Protocol):
-    """Anything that samples responses to a batch of prompts."""
+    """Anything that samples responses to a batch of prompts.
+
+    `sync` comes before `generate` whenever the weights may have changed. Around training a generator may `sleep`, and
+    `sync` wakes it; `release` gives up everything, and the generator starts anew when it is next synced.
+    """
+
+    def sync(self, model: nn.Module, version: Hashable) -> Synced:
+        """Makes the generator sample from the model's current weights.
+
+        Args:
+            model: the module that is trained.
+            version: names the weights; nothing moves while the generator has those of the same version.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Gives up what is not needed while the model is trained; a generator without such memory does nothing."""
+        ...
+
+    def wake(self) -> None:
+        """Takes back the memory that `sleep` gave up. Its weights are lost: `sync` follows, or does both."""
+        ...
+
+    def release(self) -> None:
+        """Gives up memory and processes kept from call to call."""
+        ...
 
     def generate(
         self,
@@ -107,3 +145,37 @@ class Generator(Protocol):
                 model's context allows).
         """
         ...
+
+
+def require_prompts(
+    input_ids: Tensor, attention_mask: Tensor, params: SamplingParams, context: int | None, what: str = "model"
+) -> None:
+    """Refuses prompts that cannot be continued.
+
+    Args:
+        input_ids: (B, P) int64.
+        attention_mask: (B, P) bool.
+        params: how long a response may be.
+        context: most tokens of prompt and response together; None for no limit.
+        what: whose limit that is.
+
+    Raises:
+        GenerationError: shapes differ, a row is empty or padded on the right, or the longest does not fit.
+    """
+    if input_ids.dim() != 2 or input_ids.shape != attention_mask.shape or not input_ids.numel():
+        raise GenerationError(
+            f"input_ids has shape {tuple(input_ids.shape)} and attention_mask {tuple(attention_mask.shape)}; "
+            "expected one shape (rows, prompt width) with at least one row and one column"
+        )
+    bad = (~attention_mask[:, -1] | (attention_mask.long().diff(dim=-1) < 0).any(-1)).nonzero().flatten().tolist()
+    if bad:
+        raise GenerationError(
+            f"rows {bad[:8]} are empty or not padded on the left; expected every prompt to end in the last column, "
+            "with padding only before its first token"
+        )
+    longest = int(attention_mask.sum(-1).max())
+    if context is not None and longest + params.max_new_tokens > context:
+        raise GenerationError(
+            f"the longest prompt has {longest} tokens and max_new_tokens is {params.max_new_tokens}, together more "
+            f"than the {what}'s context of {context}; shorten the prompts or lower max_new_tokens"
+        )

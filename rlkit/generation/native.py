@@ -1,5 +1,6 @@
 """Batched decoding on the trainer's own module: no second copy of the weights, no second forward for log-probs."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -8,8 +9,7 @@ from torch import Tensor, nn
 from rlkit.engines.forward import bare_model, cache_argument, device_of, evaluation_mode
 from rlkit.engines.models import context_length
 from rlkit.engines.packing import distinct_prompts
-from rlkit.errors import GenerationError
-from rlkit.generation.base import Generated, OnFinished, SamplingParams
+from rlkit.generation.base import Generated, OnFinished, SamplingParams, Synced, require_prompts
 from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
 from rlkit.generation.graphed import GraphedDecoder
 from rlkit.generation.llama import LlamaDecoder, is_llama_like
@@ -42,6 +42,16 @@ class NativeGenerator:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_graphed": None}  # buffers and graphs belong to a process
 
+    def sync(self, model: nn.Module, version: Hashable) -> Synced:
+        """Nothing to do: the trainer's own module is read in place."""
+        return Synced()
+
+    def sleep(self) -> None:
+        """Nothing to do: buffers and graphs are small beside what training needs."""
+
+    def wake(self) -> None:
+        """Nothing to do, as for `sleep`."""
+
     def release(self) -> None:
         """Gives up memory kept from call to call."""
         self._graphed = None
@@ -57,7 +67,7 @@ class NativeGenerator:
         """See `rlkit.generation.base.Generator.generate`."""
         device = device_of(self.model)
         input_ids, attention_mask = input_ids.to(device), attention_mask.to(device).bool()
-        self._check(input_ids, attention_mask, params)
+        require_prompts(input_ids, attention_mask, params, context_length(self.model))
         uniforms = torch.rand(
             len(input_ids), params.max_new_tokens, generator=rng, dtype=torch.float64, device=rng.device
         ).to(device)
@@ -93,26 +103,6 @@ class NativeGenerator:
                 decoder.select(running)
                 tokens = tokens[running]
             logits = decoder.step(tokens)
-
-    def _check(self, input_ids: Tensor, attention_mask: Tensor, params: SamplingParams) -> None:
-        if input_ids.dim() != 2 or input_ids.shape != attention_mask.shape or not input_ids.numel():
-            raise GenerationError(
-                f"input_ids has shape {tuple(input_ids.shape)} and attention_mask {tuple(attention_mask.shape)}; "
-                "expected one shape (rows, prompt width) with at least one row and one column"
-            )
-        bad = (~attention_mask[:, -1] | (attention_mask.long().diff(dim=-1) < 0).any(-1)).nonzero().flatten().tolist()
-        if bad:
-            raise GenerationError(
-                f"rows {bad[:8]} are empty or not padded on the left; expected every prompt to end in the last column, "
-                "with padding only before its first token"
-            )
-        limit = context_length(self.model)
-        longest = int(attention_mask.sum(-1).max())
-        if limit is not None and longest + params.max_new_tokens > limit:
-            raise GenerationError(
-                f"the longest prompt has {longest} tokens and max_new_tokens is {params.max_new_tokens}, together more "
-                f"than the model's context of {limit}; shorten the prompts or lower max_new_tokens"
-            )
 
 
 def _prefill_once_a_prompt(decoder: Decoder, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

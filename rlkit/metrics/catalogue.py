@@ -25,6 +25,8 @@ METRICS: dict[str, MetricInfo] = {
     "rollout/greedy_fraction": MetricInfo(
         Mean, "1", "Share of responses whose tokens were the most likely ones always; nothing is learned from them."
     ),
+    "sync/bytes": MetricInfo(Sum, "bytes", "Weights handed to the generator; 0 where it reads the trainer's own."),
+    "sync/seconds": MetricInfo(Sum, "s", "Time to hand the weights to the generator."),
     "reward/mean": MetricInfo(Mean, "1", "Mean mixed reward of the step's rollouts."),
     "reward/latency_ms": MetricInfo(Mean, "ms", "Time to score one batch with all reward terms."),
     "train/step_time_ms": MetricInfo(Last, "ms", "Wall-clock time of the whole step."),

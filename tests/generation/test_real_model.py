@@ -50,11 +50,12 @@ def test_greedy_tokens_are_those_of_transformers_for_64_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows", "largest", "average"), [(torch.float32, 8, 5e-4, 5e-5), (torch.bfloat16, 4, 0.15, 0.03)]
+    ("dtype", "rows", "largest", "average"), [(torch.float32, 8, 5e-4, 5e-5), (torch.bfloat16, 4, 0.25, 0.0625)]
 )
 def test_log_probs_equal_a_teacher_forced_forward(
     dtype: torch.dtype, rows: int, largest: float, average: float
 ) -> None:
+    """In bf16 a logit between 16 and 32 has steps of 0.125: two of them at most, half of one on average."""
     model = small_model(dtype)
     ids, mask = tokenized([f"{subject} was" for subject in SUBJECTS[:rows]])
     out = NativeGenerator(model).generate(ids, mask, SamplingParams(12), rng(1))

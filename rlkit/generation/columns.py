@@ -24,15 +24,14 @@ _FEW = 8
 
 def suits_columns(model: nn.Module) -> bool:
     """True when every product of the model (one that `is_llama_like`) is a plain fp32 linear layer on the CPU."""
-    trunk: Any = bare_model(model).model
-    products = [product for layer in map(LlamaLayer, trunk.layers) for product in products_of(layer)]
-    parameters = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in bare_model(model).parameters())
-    return parameters and all(product.blocks for product in [*products, SideBySide([bare_model(model).lm_head])])
-
-
-def products_of(layer: LlamaLayer) -> tuple[SideBySide, ...]:
-    """The four products of a layer, in their order."""
-    return layer.query_key_value, layer.out, layer.gate_up, layer.down
+    bare: Any = bare_model(model)
+    products = [bare.lm_head]
+    for layer in bare.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        products += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        products += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    plain = all(type(product) is nn.Linear for product in products)
+    return plain and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in bare.parameters())
 
 
 class ColumnDecoder(LlamaDecoder):
@@ -79,7 +78,7 @@ class _Space:
 
     def __init__(self, layer: LlamaLayer, head: SideBySide, rows: int, key_heads: int) -> None:
         self.rows, self.key_heads = rows, key_heads
-        query_key_value, out, gate_up, down = products_of(layer)
+        query_key_value, out, gate_up, down = layer.query_key_value, layer.out, layer.gate_up, layer.down
         heads, hidden, inner = (sum(product.heights) for product in (query_key_value, out, gate_up))
         head_dim = layer.attention.head_dim
         self.x = torch.empty(hidden, rows)  # the residual stream
@@ -89,7 +88,7 @@ class _Space:
         self.turned = torch.empty(self.by_row.shape)
         self.cos, self.sin = torch.ones_like(self.turned), torch.zeros_like(self.turned)
         self.half = head_dim // 2
-        self.query = self.turned[:, : -2 * key_heads].view(rows, key_heads, -1, head_dim)  # (B, key heads, shared by, D)
+        self.query = self.turned[:, : -2 * key_heads].view(rows, key_heads, -1, head_dim)  # (B, key heads, G, D)
         self.key_value = self.turned[:, -2 * key_heads :].view(rows, 2, key_heads, -1).transpose(0, 1)
         self.attended = torch.empty(rows * key_heads, self.query.shape[2], head_dim)
         self.gate_up = torch.empty(inner, rows)

@@ -57,8 +57,8 @@ def _blocks(weight: Tensor) -> list[Tensor]:
     Where it cannot, blocks of `_BLOCK` rows, and what is left over as one more block.
     """
     share, rest = divmod(len(weight), torch.get_num_threads())
-    even = [height for height in range(_LOW, _HIGH + 1) if share % height == 0] if not rest else []
-    height = even[-1] if even else _BLOCK
+    even = (height for height in range(_HIGH, _LOW - 1, -1) if share % height == 0)
+    height = _BLOCK if rest else next(even, _BLOCK)
     whole = len(weight) // height * height
     parts = [weight[:whole].view(-1, height, weight.shape[1]), weight[whole:].unsqueeze(0)]
     return [part for part in parts if part.numel()]

@@ -56,7 +56,8 @@ class ColumnDecoder(LlamaDecoder):
         self.width += 1
         self.lengths = self.lengths + 1
         bias = self.bias[:, 0, :, : self.width].repeat_interleave(self.stored.shape[3], dim=0)  # (B * key heads, 1, W)
-        flat = self.stored.flatten(2, 3)[..., : self.width, :]  # (layers, 2, B * key heads, W, head width)
+        together = self.stored.view(*self.stored.shape[:2], len(bias), self.capacity, -1)  # rows and heads in one
+        flat = together[..., : self.width, :]  # (layers, 2, B * key heads, W, head width)
         keys, values = flat[:, 0].transpose(-1, -2).unbind(), flat[:, 1].unbind()
         places = self.stored[..., place, :].unbind()  # (2, B, key heads, head width) each
         space.normalise(*self.norm_weights[0])
@@ -82,6 +83,7 @@ class _Space:
         heads, hidden, inner = (sum(product.heights) for product in (query_key_value, out, gate_up))
         head_dim = layer.attention.head_dim
         self.x = torch.empty(hidden, rows)  # the residual stream
+        self.squares = torch.empty(hidden, rows)
         self.normed = _columns(hidden, rows)
         self.heads = torch.empty(heads, rows)  # queries, then keys, then values
         self.by_row = self.heads.view(-1, head_dim, rows).permute(2, 0, 1)  # (B, heads, head width)
@@ -111,7 +113,8 @@ class _Space:
 
     def normalise(self, weight: Tensor, epsilon: float) -> None:
         """RMS norm of x, into `normed`; weight (H, 1)."""
-        power = torch.linalg.vector_norm(self.x, dim=0).square_().div_(len(self.x)).add_(epsilon)
+        torch.mul(self.x, self.x, out=self.squares)
+        power = self.squares.sum(0).div_(len(self.x)).add_(epsilon)
         torch.mul(self.x, power.rsqrt_(), out=self.normed).mul_(weight)
 
     def attend(self, layer: LlamaLayer, place: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> None:

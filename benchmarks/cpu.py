@@ -6,7 +6,7 @@ SmolLM2-135M-Instruct in fp32, 4 prompts x 4 responses of 24 tokens. A step is f
 KL and one update. The two of a table take turns, so that a noisy machine troubles both alike; between them the
 machine's rates are measured, a read of 512 MiB and a product of 1,536 x 1,536 matrices, from which the least possible
 time follows: weights over memory bandwidth, operations over the cores' rate. Peak memory is the process's during a
-turn, with the models of both sides loaded. The step needs trl (`.[dev]`).
+turn, with all models loaded and the 0.5 GiB that is read. The step needs trl (`.[dev]`).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ bundle: system
 	npm ci --prefix widgets/js --no-audit --no-fund --loglevel=error
 	npm run --prefix widgets/js check
 
-unit: environment
+unit: environment model
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/browser -n 2 --junitxml=$(JUNIT)/unit.xml
 
 explore: environment

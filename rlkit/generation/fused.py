@@ -23,7 +23,6 @@ class FusedLayer(LlamaLayer):
         attention, mlp = layer.self_attn, layer.mlp
         self.projections = attention.q_proj, attention.k_proj, attention.v_proj
         self.gate, self.up = mlp.gate_proj, mlp.up_proj
-        self.is_silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
     def attend(
         self, normed: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None = None

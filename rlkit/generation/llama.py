@@ -90,6 +90,7 @@ class LlamaLayer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.attention, self.activation = attention, mlp.act_fn
+        self.is_silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
         self.norm = layer.post_attention_layernorm
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self.query_key_value = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])

@@ -33,6 +33,22 @@ def test_outputs_come_side_by_side(rows: int, heights: list[int], biases: list[b
         torch.testing.assert_close(SideBySide(layers)(strided), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("threads", "heights", "blocks"),
+    [
+        (2, [576, 192, 1536], [(4, 144), (2, 96), (8, 192)]),  # of 288, 96 and 768 rows a thread
+        (3, [576, 100], [(3, 192), (1, 64), (1, 36)]),
+        (2, [2 * 197], [(6, 64), (1, 10)]),  # 197 is prime
+    ],
+)
+def test_every_thread_gets_as_many_blocks(
+    threads: int, heights: list[int], blocks: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    made = SideBySide([nn.Linear(8, out, bias=False) for out in heights])
+    assert [tuple(block.shape[:2]) for block in made.blocks] == blocks
+
+
 def test_other_layers_are_called() -> None:
     layers = [nn.Linear(8, 70), Scaled(8, 5)]
     x = torch.randn(2, 8)

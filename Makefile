@@ -77,7 +77,7 @@ browser: environment system model
 	$(BIN)/pytest tests/browser -rP --junitxml=$(JUNIT)/browser.xml
 
 notebooks: environment model
-	$(BIN)/pytest --nbval-lax notebooks --junitxml=$(JUNIT)/notebooks.xml
+	$(BIN)/pytest --nbval-lax notebooks -n 2 --dist loadfile --junitxml=$(JUNIT)/notebooks.xml
 
 clean:
 	rm -rf .venv .venv-vllm build dist artifacts widgets/js/node_modules notebooks/runs runs

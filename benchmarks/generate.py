@@ -1,66 +1,33 @@
-"""Tokens a second of generation with log-probs: rlkit's native engine beside transformers' `generate` and vLLM.
+"""Tokens a second of generation with log-probs: rlkit's engines beside transformers' `generate` and vLLM.
 
-    python benchmarks/generate.py [--shape 0.5b] [--rows 512 64] [--prompt 128] [--response 512]
-                                  [--engines native transformers vllm] [--repeats 3]
+    python benchmarks/generate.py [--shape 0.5b] [--rows 512 64] [--prompt 128] [--response 512] [--repeats 3]
+                                  [--engines native ragged rlkit-vllm vllm vllm-text transformers]
 
 Random weights of Qwen2's shapes with a vocabulary of 49,152, bf16, no early end, so that every engine does the same
-work; "ragged" stops at random, so that lengths spread by more than ten to one. Rows share a prompt by eights, as groups
-do. One line an engine: median and spread of the repeats, time of a token step, peak memory, and the bound that reading
-weights and cache from memory sets. vLLM runs twice where it is installed: with log-probs and detokenizing, as trainers
-set it, and in its best setting for log-probs.
+work. Rows share a prompt by eights, as groups do. "ragged" is native generation of lengths that spread evenly from a
+tenth of the response to all of it. "rlkit-vllm" is `generation="vllm"`; "vllm" calls vLLM directly in its best setting
+for log-probs (ids in and out), "vllm-text" makes text as well, as trainers often set it. One line an engine: median and
+spread of the repeats, time of a token step, peak memory, and the bound that reading weights and cache from memory sets.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
+from shapes import BANDWIDTH, SHAPES, VOCABULARY, device_of_machine, header, model_of, timed, tokenizer_of
 from torch import Tensor
 
-import rlkit
+from rlkit.engines.forward import cache_argument
 from rlkit.generation.base import SamplingParams
+from rlkit.generation.graphed import GraphedDecoder
 from rlkit.generation.native import NativeGenerator
-
-SHAPES = {
-    "tiny": (64, 2, 4, 2, 128),
-    "0.5b": (896, 24, 14, 2, 4864),
-    "1.5b": (1536, 28, 12, 2, 8960),
-    "7b": (3584, 28, 28, 4, 18944),
-}
-"""Width, layers, heads, key heads and width of the MLP, as in Qwen2.5."""
-VOCABULARY = 49_152
-BANDWIDTH = 4.3e12
-"""Bytes a second that an H200 reads from its memory, measured with a large copy."""
-
-
-def model_of(shape: str, device: str) -> Any:
-    """A model of random weights in bf16 (fp32 on the CPU)."""
-    width, layers, heads, key_heads, inner = SHAPES[shape]
-    config = transformers.Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        intermediate_size=inner,
-        max_position_embeddings=4096,
-        tie_word_embeddings=shape in ("tiny", "0.5b", "1.5b"),
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    with torch.device(device):
-        torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        torch.set_default_dtype(torch.float32)
-    return model.eval().requires_grad_(False)
+from rlkit.generation.vllm import VllmGenerator
 
 
 def prompts_of(rows: int, width: int, device: str) -> Tensor:
@@ -79,13 +46,34 @@ def bound(model: Any, rows: int, prompt: int, response: int) -> float:
     return (weights + rows * (prompt + response / 2) * cache) / BANDWIDTH
 
 
-def native(model: Any, ids: Tensor, response: int, stops: tuple[int, ...]) -> Callable[[], int]:
+def native(model: Any, ids: Tensor, response: int) -> Callable[[], int]:
     """rlkit's own engine; one generator for all calls, as in training."""
-    generator = NativeGenerator(model, 0)
-    params, mask = SamplingParams(response, stop_token_ids=stops), torch.ones_like(ids, dtype=torch.bool)
+    return with_rlkit(NativeGenerator(model, 0), ids, response)
+
+
+def with_rlkit(generator: Any, ids: Tensor, response: int) -> Callable[[], int]:
+    """An engine of rlkit's through its interface."""
+    params, mask = SamplingParams(response), torch.ones_like(ids, dtype=torch.bool)
 
     def run() -> int:
         made = generator.generate(ids, mask, params, torch.Generator().manual_seed(0))
+        return int(made.response_mask.sum())
+
+    return run
+
+
+def ragged(model: Any, ids: Tensor, response: int) -> Callable[[], int]:
+    """rlkit's own engine with lengths of ten to one: a random number of 0 takes token 0, which ends a response."""
+    decoder = GraphedDecoder(model, cache_argument(model) or "", 0)
+    params, mask = SamplingParams(response, stop_token_ids=(0,)), torch.ones_like(ids, dtype=torch.bool)
+    lengths = torch.linspace(response / 10, response, len(ids)).long()
+    shuffled = lengths[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
+    uniforms = torch.rand(len(ids), response, dtype=torch.float64) * 0.99 + 0.01
+    uniforms[torch.arange(len(ids)), shuffled - 1] = 0.0
+
+    def run() -> int:
+        with torch.no_grad():
+            made = decoder.generate(ids, mask, params, uniforms.to(ids.device))
         return int(made.response_mask.sum())
 
     return run
@@ -132,25 +120,11 @@ def with_vllm(folder: str, ids: Tensor, response: int, detokenize: bool) -> Call
     return run
 
 
-def measure(run: Callable[[], int], repeats: int, device: str) -> tuple[list[float], int, float]:
-    """Seconds of each repeat after one to warm up, tokens of a call, and peak memory in GiB."""
-    run()
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    seconds, tokens = [], 0
-    for _ in range(repeats):
-        began = time.perf_counter()
-        tokens = run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return seconds, tokens, torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
-
-
-def report(name: str, rows: int, response: int, measured: tuple[list[float], int, float], least: float) -> None:
+def report(name: str, rows: int, response: int, run: Callable[[], int], repeats: int, least: float) -> None:
     """One line of the table."""
-    seconds, tokens, memory = measured
-    rates = [tokens / s for s in seconds]
+    tokens: list[int] = []
+    seconds, memory = timed(lambda: tokens.append(run()), repeats)
+    rates = [tokens[-1] / s for s in seconds]
     step = 1e3 * statistics.median(seconds) / response
     print(
         f"| {name} | {rows} | {statistics.median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
@@ -169,30 +143,31 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["native", "ragged", "transformers"])
     options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    card = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"rlkit {rlkit.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, {card}")
-    print(f"{options.shape}: prompt {options.prompt}, response {options.response}, bf16\n")
+    device = device_of_machine()
+    print(header())
+    print(f"{options.shape}: prompt {options.prompt}, response {options.response}\n")
     print(f"| engine | rows | tokens/s | spread | ms a step | least ms | peak GiB |\n{'|---' * 7}|")
-    model = model_of(options.shape, device)
-    rare = tuple(range(1, 1 + round(VOCABULARY * 8 / options.response)))  # about a response / 8 tokens to the first
+    model = model_of(options.shape, device).requires_grad_(False)
     for rows in options.rows:
         ids = prompts_of(rows, options.prompt, device)
         least = bound(model, rows, options.prompt, options.response)
         for engine in options.engines:
-            if engine.startswith("vllm"):
-                import vllm
-
-                with tempfile.TemporaryDirectory() as folder:
+            given = (ids, options.response)
+            with tempfile.TemporaryDirectory() as folder:
+                if engine == "rlkit-vllm":
+                    settings = {"gpu_memory_utilization": 0.5, "max_num_seqs": rows, "sleep": False}
+                    generator = VllmGenerator(settings, 0, options.prompt + options.response)
+                    generator.sync(model, 0)
+                    run = with_rlkit(generator, *given)
+                elif engine.startswith("vllm"):
                     model.save_pretrained(folder)
-                    run = with_vllm(folder, ids, options.response, detokenize=False)
-                    name = f"vllm {vllm.__version__}, no detokenizing"
-            elif engine == "transformers":
-                run, name = with_transformers(model, ids, options.response), engine
-            else:
-                run = native(model, ids, options.response, rare if engine == "ragged" else ())
-                name = f"native{', ragged' if engine == 'ragged' else ''}"
-            report(name, rows, options.response, measure(run, options.repeats, device), least)
+                    tokenizer_of("w0").save_pretrained(folder)
+                    run = with_vllm(folder, *given, detokenize=engine == "vllm-text")
+                else:
+                    run = {"native": native, "ragged": ragged, "transformers": with_transformers}[engine](model, *given)
+            report(engine, rows, options.response, run, options.repeats, least)
+            del run
+            gc.collect()
 
 
 if __name__ == "__main__":

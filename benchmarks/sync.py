@@ -1,0 +1,42 @@
+"""Weights from the trainer to the engine that samples: bytes, seconds, and the time that memory alone would take.
+
+    python benchmarks/sync.py [--shape 0.5b] [--engines native vllm] [--repeats 5]
+
+"native" reads the trainer's own weights, so that nothing moves. vLLM keeps weights of its own on the same device; every
+byte is read once and written once, which is the bound beside the figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+from shapes import BANDWIDTH, SHAPES, device_of_machine, header, model_of, spread
+
+from rlkit.generation.native import NativeGenerator
+from rlkit.generation.vllm import VllmGenerator
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="0.5b", choices=list(SHAPES))
+    parser.add_argument("--engines", nargs="+", default=["native", "vllm"], choices=["native", "vllm"])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    print(header())
+    model = model_of(options.shape, device_of_machine())
+    print(f"\n| engine | bytes | s | spread | GB/s | least s | times the least |\n{'|---' * 7}|")
+    for engine in options.engines:
+        generator: Any = NativeGenerator(model, 0) if engine == "native" else VllmGenerator({"sleep": False}, 0, 1024)
+        generator.sync(model, 0)
+        moved = [generator.sync(model, version) for version in range(1, options.repeats + 1)]
+        seconds, size = [each.seconds for each in moved], moved[-1].bytes
+        median, least = statistics.median(seconds), 2 * size / BANDWIDTH
+        rate = f"{size / median / 1e9:,.0f} | {least:.4f} | {median / least:.1f}" if size else "| 0 |"
+        print(f"| {engine} | {size:,} | {spread(seconds)} | {rate} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -47,7 +47,7 @@ def packs(model: nn.Module) -> bool:
 
 @contextmanager
 def packed_attention(model: nn.Module, layout: Packed) -> Iterator[None]:
-    """Within it, the model's attention follows the layout. Forwards of one model exclude each other for as long."""
+    """Within it, the model's attention follows the layout. Packed forwards of a process take turns."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_NAME, _attend)

@@ -30,9 +30,18 @@ class MasterWeights:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.pairs = [(p, nn.Parameter(p.detach().float())) for p in parameters.values() if p.dtype in _HALF]
-        self._master = {id(p): master for p, master in self.pairs}
+        self._link([(p, nn.Parameter(p.detach().float())) for p in parameters.values() if p.dtype in _HALF])
+
+    def _link(self, pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
+        self.pairs = pairs
+        self._master = {id(p): master for p, master in pairs}
         self._versions = self._now()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"pairs": self.pairs}  # ids belong to a process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._link(state["pairs"])
 
     def _now(self) -> list[int]:
         return [p._version for p, _ in self.pairs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +132,20 @@ def test_bfloat16_learns_through_masters_and_goes_on_from_its_state(build: Any) 
 def test_precision_is_the_models_own_on_the_cpu() -> None:
     trainer = grpo(reference=True)
     assert trainer.actor.model.dtype == trainer.reference.model.dtype == torch.float32
+
+
+def test_a_run_in_the_background_keeps_its_master_weights(tmp_path: Path) -> None:
+    """One step here, two in the driver, one here again: the same weights as four steps here."""
+    options = {**OPTIONS, "precision": "bfloat16", "activations": "recompute", "micro_batch_tokens": 40}
+    trainer, other = grpo(**options), grpo(**options)
+    trainer.step()
+    run = trainer.start(str(tmp_path / "run"), steps=2)
+    run.wait()
+    trainer = run.load()
+    trainer.step()
+    for _ in range(4):
+        other.step()
+    assert {p.dtype for p in trainer.actor.model.parameters()} == {torch.bfloat16}
+    assert torch.equal(parameters(trainer), parameters(other))
+    masters = [trainer.learner.engines["policy"].masters.of(p) for p in trainer.actor.model.parameters()]
+    assert {master.dtype for master in masters} == {torch.float32}

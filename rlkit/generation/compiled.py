@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from rlkit.engines.forward import bare_model
 from rlkit.generation.columns import suits_columns
-from rlkit.generation.llama import LlamaDecoder
+from rlkit.generation.decoders import CachedDecoder
+from rlkit.generation.llama import moved_out
 
 __all__ = ["CompiledDecoder", "suits_compiled"]
 
@@ -39,31 +40,30 @@ def suits_compiled(model: nn.Module) -> bool:
     return silu and all(p.is_contiguous() for p in bare.parameters()) and _kernels() is not None
 
 
-class CompiledDecoder(LlamaDecoder):
-    """As `LlamaDecoder`, for models that `suits_compiled`. A row's logits do not depend on the other rows."""
+class CompiledDecoder(CachedDecoder):
+    """For models that `suits_compiled`. After a short prompt, a row's logits do not depend on the other rows."""
 
     def __init__(self, model: nn.Module, cache_argument: str, capacity: int) -> None:
-        super().__init__(model, cache_argument, capacity)
-        self.kernels = _kernels()
+        super().__init__(model, cache_argument)
+        self.kernels, self.weights, self.capacity = _kernels(), _Weights(self.model), capacity
         self.threads = torch.get_num_threads()
         self.pool = ThreadPoolExecutor(self.threads - 1) if self.threads > 1 else None
-        self.weights = _Weights(self.model)
         self.space: _Space | None = None
-        self.first = torch.empty(0, dtype=torch.long)  # (B,) place of a row's first token
 
     def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        self.first = (~attention_mask).sum(-1)
-        if attention_mask.sum() > _FEW_TOKENS:
-            return super().prefill(input_ids, attention_mask)
-        rows, self.width = input_ids.shape
+        rows, self.width = input_ids.shape  # the width is that of the cache in use
+        self.lengths = attention_mask.sum(-1)  # (B,) attended tokens, the next token's position
+        self.first = self.width - self.lengths  # (B,) place of a row's first token
+        if self.lengths.sum() > _FEW_TOKENS:
+            logits = super().prefill(input_ids, attention_mask)
+            self.stored = moved_out(self.cache, self.capacity)
+            return logits
         shape = self.weights.shape
-        self.stored = torch.zeros(shape["layers"], 2, rows, shape["key heads"], self.capacity, shape["head width"])
-        self.lengths = attention_mask.sum(-1, keepdim=True)
-        ends = self.lengths.flatten().cumsum(0)
-        spans = torch.stack([ends - self.lengths.flatten(), ends, self.first, self.first], dim=1)
-        places = attention_mask.nonzero()[:, 1]
-        positions = places - self.first.repeat_interleave(self.lengths.flatten())
-        return self._forward(input_ids[attention_mask], positions, spans)
+        self.stored = torch.empty(shape["layers"], 2, rows, shape["key heads"], self.capacity, shape["head width"])
+        ends = self.lengths.cumsum(0)
+        spans = torch.stack([ends - self.lengths, ends, self.first, self.first], dim=1)
+        positions = attention_mask.nonzero()[:, 1] - self.first.repeat_interleave(self.lengths)
+        return self._logits(input_ids[attention_mask], positions, spans)
 
     def select(self, rows: Tensor) -> None:
         self.stored = self.stored.index_select(2, rows)
@@ -73,12 +73,12 @@ class CompiledDecoder(LlamaDecoder):
         columns = torch.arange(len(tokens))
         place = torch.full_like(columns, self.width)
         spans = torch.stack([columns, columns + 1, place, self.first], dim=1)
-        logits = self._forward(tokens, self.lengths.flatten(), spans)
+        logits = self._logits(tokens, self.lengths, spans)
         self.width += 1
         self.lengths = self.lengths + 1
         return logits
 
-    def _forward(self, tokens: Tensor, positions: Tensor, spans: Tensor) -> Tensor:
+    def _logits(self, tokens: Tensor, positions: Tensor, spans: Tensor) -> Tensor:
         """Logits (sequences, V) after the last of each sequence's tokens.
 
         Args:
@@ -90,12 +90,12 @@ class CompiledDecoder(LlamaDecoder):
         if self.space is None or self.space.columns != columns:
             self.space = _Space(self.weights.shape, columns, self.capacity, self.threads, self.kernels)
         space, shape = self.space, self.weights.shape
-        embedded = self.trunk.embed_tokens(tokens)  # (columns, H)
-        cos, sin = self.trunk.rotary_emb(embedded, positions.unsqueeze(0))  # (1, columns, head width)
+        embedded = self.model.model.embed_tokens(tokens)  # (columns, H)
+        cos, sin = self.model.model.rotary_emb(embedded, positions.unsqueeze(0))  # (1, columns, head width)
         space.x[:, :used] = embedded.t()
         space.x[:, used:] = 0
         logits = torch.empty(len(spans), shape["vocabulary"])
-        sizes = {**shape, "sequences": len(spans), "columns": columns, "capacity": self.capacity}
+        sizes = {**shape, "sequences": len(spans), "columns": columns}
         tensors = (
             self.weights.addresses, self.weights.floats, spans, space.x, cos[0].contiguous(), sin[0].contiguous(),
             space.heads, space.attended, space.gated, space.private, self.stored, space.work.zero_(), logits,

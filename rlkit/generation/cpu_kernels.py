@@ -113,7 +113,6 @@ def _products_phase(phase, addresses, first, rows, depth, x, columns, out, add):
         weight, bias = addresses[first + which] + 4 * row * depth, addresses[7 + first + which] + 4 * row
         product(weight, bias, count, depth, x, columns, out + 4 * (before + row) * columns, add)
         fetch_add(phase + 64)
-    _end(phase, pieces)
 
 
 @exact
@@ -136,7 +135,6 @@ def _gate_phase(phase, addresses, inner, depth, x, columns, out, room):
                 value = room[c * columns + i]
                 out[row + c, i] = value / (np.float32(1) + exp(-value)) * room[size + c * columns + i]
         fetch_add(phase + 64)
-    _end(phase, pieces)
 
 
 @exact
@@ -209,10 +207,12 @@ def _forward(
     for layer in range(layers):
         phase = _address(work) + 128 * PHASES * layer
         mapped = addresses[layer]
-        if fetch(phase) < _pieces(query_rows, _PIECE) + 2 * _pieces(key_rows, _PIECE):
+        pieces = _pieces(query_rows, _PIECE) + 2 * _pieces(key_rows, _PIECE)
+        if fetch(phase) < pieces:  # else nothing is left to take, and x may be changing already
             norm = carray(floats_at(mapped[14]), (hidden,))
             normalise(x, hidden, columns, norm, floats[layer, 0], normed, power)
             _products_phase(phase, mapped, none, rows, hidden, normed_address, columns, _address(heads), none)
+        _end(phase, pieces)
         phase += 128
         pieces = sequences * key_heads
         while True:
@@ -230,13 +230,17 @@ def _forward(
         _end(phase, pieces)
         phase += 128
         _products_phase(phase, mapped, three, only, query_rows, _address(attended), columns, x_address, one)
+        _end(phase, _pieces(hidden, _PIECE))
         phase += 128
-        if fetch(phase) < _pieces(inner, _PIECE):
+        pieces = _pieces(inner, _PIECE)
+        if fetch(phase) < pieces:
             norm = carray(floats_at(mapped[15]), (hidden,))
             normalise(x, hidden, columns, norm, floats[layer, 1], normed, power)
             _gate_phase(phase, mapped, inner, hidden, normed_address, columns, gated, room)
+        _end(phase, pieces)
         phase += 128
         _products_phase(phase, mapped, six, only, inner, _address(gated), columns, x_address, one)
+        _end(phase, _pieces(hidden, _PIECE))
     _head_phase(
         _address(work) + 128 * PHASES * layers, addresses[layers], floats[layers, 0], spans, x, normed, power, room,
         logits,

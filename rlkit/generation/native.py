@@ -27,7 +27,8 @@ class NativeGenerator:
     whose forward takes no cache is run over the whole sequence for every token, which is slower.
 
     On the CPU the same `rng` state and the same batch give the same bits. A row's uniform numbers are its own, so the
-    other rows change its tokens only where rounding in a matrix product of another height decides.
+    other rows change its tokens only where rounding in a matrix product of another height decides. (With numba, for
+    the Llama family in fp32, only a prefill of many tokens has such products.)
     """
 
     def __init__(self, model: nn.Module, pad_token_id: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import subprocess
 import sys
 import threading
@@ -27,7 +27,7 @@ pytest.importorskip("numba")
 
 
 @pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Any:
+def threads() -> Any:
     """Sets torch's number of threads for a test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
@@ -192,7 +192,8 @@ from numba.core import caching
 from rlkit.generation import compiled
 {before}
 kernels = compiled._kernels()
-print(sum(kernels.forward.stats.cache_hits.values()), sum(kernels.forward.stats.cache_misses.values()))
+stats = kernels.forward.stats
+print(sum(stats.cache_hits.values()), "kept" if stats.cache_path else "not kept")
 """
 
 
@@ -203,10 +204,11 @@ def test_it_is_compiled_once_a_machine_and_works_where_nothing_can_be_kept(tmp_p
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    assert hits() == "0 1"
-    assert hits() == "1 0"
-    nowhere = "mock.patch.object(caching.CacheImpl, '_locator_classes', []).start()"
-    assert hits(nowhere) == "0 0"
+    assert hits() == "0 kept"
+    assert hits() == "1 kept"
+    implementation = "getattr(caching, 'CacheImpl', None) or caching._CacheImpl"
+    nowhere = f"mock.patch.object({implementation}, '_locator_classes', []).start()"
+    assert hits(nowhere) == "0 not kept"
 
 
 def test_numba_is_loaded_by_nothing_but_decoding() -> None:

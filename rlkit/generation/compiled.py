@@ -16,7 +16,7 @@ from rlkit.generation.llama import moved_out
 
 __all__ = ["CompiledDecoder", "suits_compiled"]
 
-_FEW_TOKENS = 64
+_FEW_TOKENS = 128
 """Up to this many prompt tokens a prefill goes through the same function; for more, BLAS is faster."""
 
 

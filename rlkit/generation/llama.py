@@ -16,7 +16,7 @@ from rlkit.engines.forward import bare_model
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.skinny import SideBySide
 
-__all__ = ["LlamaDecoder", "LlamaLayer", "is_llama_like", "normalise"]
+__all__ = ["LlamaDecoder", "LlamaLayer", "is_llama_like", "moved_out", "normalise"]
 
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -53,15 +53,9 @@ class LlamaDecoder(CachedDecoder):
     def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         logits = super().prefill(input_ids, attention_mask)
         rows, self.width = input_ids.shape
-        first = self.cache.layers[0].keys  # (B, key heads, P, head width)
-        shape = (len(self.layers), 2, rows, first.shape[1], self.capacity, first.shape[-1])
-        self.stored = first.new_empty(shape)  # (layers, keys and values, B, key heads, capacity, head width)
-        for stored, layer in zip(self.stored, self.cache.layers, strict=True):
-            stored[0, :, :, : self.width] = layer.keys
-            stored[1, :, :, : self.width] = layer.values
-            layer.reset()
+        self.stored = moved_out(self.cache, self.capacity)
         self.lengths = attention_mask.sum(-1, keepdim=True)  # (B, 1) attended tokens, the next token's position
-        self.bias = first.new_zeros(rows, 1, 1, self.capacity)  # added to attention scores: -inf at left padding
+        self.bias = self.stored.new_zeros(rows, 1, 1, self.capacity)  # added to attention scores: -inf at left padding
         self.bias[:, 0, 0, : self.width].masked_fill_(~attention_mask, float("-inf"))
         return logits
 
@@ -125,6 +119,17 @@ class LlamaLayer:
         """(B, H) to (B, H)."""
         gate, up = self.gate_up(normed).chunk(2, dim=-1)
         return self.down(self.activation(gate) * up)
+
+
+def moved_out(cache: Any, capacity: int) -> Tensor:
+    """Empties a transformers cache into one tensor (layers, keys and values, B, key heads, capacity, head width)."""
+    rows, key_heads, width, head_dim = cache.layers[0].keys.shape
+    moved: Tensor = cache.layers[0].keys.new_empty(len(cache.layers), 2, rows, key_heads, capacity, head_dim)
+    for stored, layer in zip(moved, cache.layers, strict=True):
+        stored[0, :, :, :width] = layer.keys
+        stored[1, :, :, :width] = layer.values
+        layer.reset()
+    return moved
 
 
 def attention_over(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:

@@ -11,6 +11,7 @@ from rlkit.engines.models import context_length
 from rlkit.engines.packing import distinct_prompts
 from rlkit.generation.base import Generated, OnFinished, SamplingParams, Synced, require_prompts
 from rlkit.generation.columns import ColumnDecoder, suits_columns
+from rlkit.generation.compiled import CompiledDecoder, suits_compiled
 from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
 from rlkit.generation.graphed import GraphedDecoder
 from rlkit.generation.llama import LlamaDecoder, is_llama_like
@@ -26,7 +27,8 @@ class NativeGenerator:
     whose forward takes no cache is run over the whole sequence for every token, which is slower.
 
     On the CPU the same `rng` state and the same batch give the same bits. A row's uniform numbers are its own, so the
-    other rows change its tokens only where rounding in a matrix product of another height decides.
+    other rows change its tokens only where rounding in a matrix product of another height decides. (With numba, for
+    the Llama family in fp32, only a prefill of many tokens has such products.)
     """
 
     def __init__(self, model: nn.Module, pad_token_id: int | None = None) -> None:
@@ -122,6 +124,8 @@ def decoder_for(model: nn.Module, capacity: int) -> Decoder:
     if cache is None:
         return UncachedDecoder(model)
     if is_llama_like(model):
+        if suits_compiled(model):
+            return CompiledDecoder(model, cache, capacity)
         kind = ColumnDecoder if suits_columns(model) else LlamaDecoder
         return kind(model, cache, capacity)
     return CachedDecoder(model, cache)

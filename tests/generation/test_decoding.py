@@ -13,6 +13,7 @@ from rlkit.engines.logprobs import response_scores
 from rlkit.generation import native
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.columns import ColumnDecoder
+from rlkit.generation.compiled import CompiledDecoder, suits_compiled
 from rlkit.generation.decoders import CachedDecoder, UncachedDecoder
 from rlkit.generation.llama import LlamaDecoder
 from rlkit.generation.native import NativeGenerator, decoder_for
@@ -37,6 +38,7 @@ def decode_with(decoder: Any, model: nn.Module, params: SamplingParams, monkeypa
         CachedDecoder: lambda model, capacity: CachedDecoder(model, cache),
         LlamaDecoder: lambda model, capacity: LlamaDecoder(model, cache, capacity),
         ColumnDecoder: lambda model, capacity: ColumnDecoder(model, cache, capacity),
+        CompiledDecoder: lambda model, capacity: CompiledDecoder(model, cache, capacity),
     }
     with monkeypatch.context() as patch:
         patch.setattr(native, "decoder_for", made[decoder])
@@ -73,7 +75,10 @@ def test_log_probs_equal_a_teacher_forced_forward(family: str) -> None:
 
 def test_each_family_takes_the_path_meant_for_it() -> None:
     taken = {name: type(decoder_for(family_model(name), 8)).__name__ for name in CONFIGS}
-    assert taken == {name: "ColumnDecoder" if name in WRITTEN_OUT else "CachedDecoder" for name in CONFIGS}
+    written_out = (
+        "CompiledDecoder" if suits_compiled(family_model("llama")) else "ColumnDecoder"
+    )  # with numba or without
+    assert taken == {name: written_out if name in WRITTEN_OUT else "CachedDecoder" for name in CONFIGS}
     assert type(decoder_for(family_model("llama").bfloat16(), 8)) is LlamaDecoder
     assert isinstance(decoder_for(Recurrent(), 8), UncachedDecoder)
 
@@ -83,6 +88,7 @@ def test_all_paths_agree_while_rows_finish(family: str, monkeypatch: pytest.Monk
     model = family_model(family)
     params = SamplingParams(10, stop_token_ids=tuple(range(2, 8)))
     paths = [UncachedDecoder, CachedDecoder, *([LlamaDecoder, ColumnDecoder] if family in WRITTEN_OUT else [])]
+    paths += [CompiledDecoder] if family in WRITTEN_OUT and suits_compiled(model) else []
     first, *others = [decode_with(path, model, params, monkeypatch) for path in paths]
     assert len(set(first.response_mask.sum(-1).tolist())) > 1  # rows did finish at different times
     for other in others:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, Generator, SamplingParams
-from rlkit.generation.columns import ColumnDecoder
-from rlkit.generation.native import NativeGenerator
+from rlkit.generation.decoders import Decoder
+from rlkit.generation.native import NativeGenerator, decoder_for
 from tests.generation.models import (
     Recurrent,
     family_model,
@@ -89,13 +89,14 @@ def test_the_generator_advances_the_same_whatever_is_sampled() -> None:
 
 def test_finished_rows_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     heights: list[int] = []
-    original = ColumnDecoder.step
+    decoder = type(decoder_for(tiny_model(), 16))
+    original = decoder.step
 
-    def counted(self: ColumnDecoder, tokens: Tensor) -> Tensor:
+    def counted(self: Decoder, tokens: Tensor) -> Tensor:
         heights.append(len(tokens))
         return original(self, tokens)
 
-    monkeypatch.setattr(ColumnDecoder, "step", counted)
+    monkeypatch.setattr(decoder, "step", counted)
     out = NativeGenerator(tiny_model()).generate(
         *prompts(12), SamplingParams(10, stop_token_ids=tuple(range(2, 12))), rng(1)
     )
@@ -164,7 +165,7 @@ def test_outputs_can_take_part_in_training() -> None:
 
 
 def test_one_new_token_takes_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ColumnDecoder, "step", None)
+    monkeypatch.setattr(type(decoder_for(tiny_model(), 16)), "step", None)
     out = NativeGenerator(tiny_model()).generate(*prompts(), SamplingParams(1), rng())
     assert out.response_mask.shape == (5, 1)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlkit.engines.models import load_causal_lm, load_tokenizer
+from rlkit.generation import compiled
 from rlkit.generation.base import SamplingParams
-from rlkit.generation.columns import ColumnDecoder
 from rlkit.generation.native import NativeGenerator, decoder_for
 from tests.generation.models import rng, teacher_forced
 
@@ -35,12 +35,17 @@ def tokenized(texts: list[str]) -> tuple[Tensor, Tensor]:
     return encoded["input_ids"], encoded["attention_mask"].bool()
 
 
-def test_greedy_tokens_are_those_of_transformers_for_64_prompts() -> None:
+@pytest.mark.parametrize("path", ["CompiledDecoder", "ColumnDecoder"])
+def test_greedy_tokens_are_those_of_transformers_for_64_prompts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "CompiledDecoder":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(compiled, "_kernels", lambda: None)
     model = small_model(torch.float32)
     ids, mask = tokenized([" ".join(pair) for pair in itertools.product(SUBJECTS, VERBS)])
     assert len({tuple(row) for row in ids.tolist()}) == 64
     assert len(set(mask.sum(-1).tolist())) > 4  # lengths differ, so rows have padding
-    assert isinstance(decoder_for(model, 8), ColumnDecoder)
+    assert type(decoder_for(model, 8)).__name__ == path
     out = NativeGenerator(model).generate(ids, mask, SamplingParams(16, temperature=0), rng())
     reference = model.generate(
         ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=16, min_new_tokens=16, eos_token_id=None

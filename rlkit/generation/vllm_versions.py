@@ -9,6 +9,7 @@ another process and cannot open that of its own; NCCL and IPC are for engines on
 import contextlib
 import gc
 import random
+import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -190,11 +191,23 @@ def open_engine(folder: Path, device: torch.device, *, sleep: bool, arguments: d
         raise GenerationError(f"rlkit sets {', '.join(taken)} of vLLM itself; leave them out of engine_args")
     own_group = not torch.distributed.is_initialized()
     try:
-        with _process_state_kept():
+        with _process_state_kept(), _out_of_sight("llvmlite.binding.ffi"):
             llm = module.LLM(**fixed, **arguments)
     except Exception as error:
         raise GenerationError(f"vLLM {module.__version__} cannot serve this model: {error}") from error
     return Engine(llm, module, can_sleep=can_sleep, own_group=own_group)
+
+
+@contextlib.contextmanager
+def _out_of_sight(name: str) -> Iterator[None]:
+    """A loaded module left out of `sys.modules`: vLLM 0.32 reads `vars` of all that modules hold, which llvmlite's
+    library object answers with something that is no dictionary."""
+    held = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if held is not None:
+            sys.modules[name] = held
 
 
 def _import() -> Any:

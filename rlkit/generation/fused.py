@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlkit.generation import kernels
 from rlkit.generation.base import SamplingParams
+from rlkit.generation.joined import Joined
 from rlkit.generation.llama import LlamaLayer, attention_over, normalise
 from rlkit.generation.sampling import first_above, sample
 
@@ -16,31 +17,34 @@ __all__ = ["FusedLayer", "add_and_normalise", "sample_fused"]
 
 
 class FusedLayer(LlamaLayer):
-    """As `LlamaLayer`, for a cache with a given place; rotation and storing are one kernel, so is the gate."""
+    """As `LlamaLayer`, for a cache with a given place; rotation and storing are one kernel, so is the gate.
+
+    Layers that read the same rows are one product: the model's parameters are moved side by side for that.
+    """
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
         attention, mlp = layer.self_attn, layer.mlp
-        self.projections = attention.q_proj, attention.k_proj, attention.v_proj
-        self.gate, self.up = mlp.gate_proj, mlp.up_proj
+        self.projections = Joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.gate_and_up = Joined([mlp.gate_proj, mlp.up_proj])
 
     def attend(
         self, normed: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None = None
     ) -> Tensor:
         assert place is not None
         keys, values = stored
-        query, key, value = (project(normed) for project in self.projections)
+        query, key, value = self.projections(normed)
         if self.head_norms is not None:
             width = keys.shape[-1]
             query, key = (
-                normalise(norm, x.view(len(x), -1, width)).reshape(len(x), -1)
+                normalise(norm, x.unflatten(-1, (-1, width))).flatten(1)
                 for norm, x in zip(self.head_norms, (query, key), strict=True)
             )
         rotated = kernels.rotate_and_store(query, key, value, cos, sin, place, keys, values)
         return self.out(attention_over(rotated, keys, values, bias, self.attention.scaling))
 
     def feed_forward(self, normed: Tensor) -> Tensor:
-        gate, up = self.gate(normed), self.up(normed)
+        gate, up = self.gate_and_up(normed)
         return self.down(kernels.silu_times(gate, up) if self.is_silu else self.activation(gate) * up)
 
 

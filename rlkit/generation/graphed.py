@@ -134,22 +134,17 @@ class GraphedDecoder:
     """
 
     def __init__(self, model: nn.Module, cache_argument: str, pad_token_id: int, graphs: bool | None = None) -> None:
-        bare: Any = bare_model(model)
-        self.model: Any = bare
+        self.model: Any = bare_model(model)
         self.cache_argument, self.pad_token_id = cache_argument, pad_token_id
-        fused = kernels.available(next(bare.parameters()).device)
-        layer_of = FusedLayer if fused else LlamaLayer
-        self.layers = [layer_of(layer) for layer in bare.model.layers]
-        self.norms = norms_of(bare.model)
-        self.add_and_normalise = add_and_normalise_fused if fused else add_and_normalise
-        self.sample = sample_fused if fused else sample
-        self.head = SideBySide([bare.lm_head])
         self.device = next(self.model.parameters()).device
+        self.fused = kernels.available(self.device)
+        self.add_and_normalise = add_and_normalise_fused if self.fused else add_and_normalise
+        self.sample = sample_fused if self.fused else sample
         self.uses_graphs = self.device.type == "cuda" if graphs is None else graphs
         self._pool: Any = None
         self._buffers: _Buffers | None = None
         self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
-        self._addresses = self._weight_addresses()
+        self._read_weights()
 
     def generate(
         self,
@@ -332,12 +327,19 @@ class GraphedDecoder:
     def _weight_addresses(self) -> tuple[int, ...]:
         return tuple(parameter.data_ptr() for parameter in self.model.parameters())
 
+    def _read_weights(self) -> None:
+        """Makes the layers of the step, which refer to the weights where they lie now."""
+        layer_of = FusedLayer if self.fused else LlamaLayer
+        self.layers = [layer_of(layer) for layer in self.model.model.layers]
+        self.norms = norms_of(self.model.model)
+        self.head = SideBySide([self.model.lm_head])
+        self._addresses = self._weight_addresses()
+
     def _forget_graphs_of_moved_weights(self) -> None:
         """Graphs read weights where they lay when captured; a run that was handed over and back has others."""
-        addresses = self._weight_addresses()
-        if addresses != self._addresses:
-            self._addresses = addresses
+        if self._weight_addresses() != self._addresses:
             self.release()
+            self._read_weights()
 
 
 def _rounded(number: int, step: int, most: int | None = None) -> int:

@@ -29,7 +29,8 @@ if find_spec("triton") is not None:
 
     @triton.jit
     def _rotate_and_store(
-        query, key, value, cos, sin, place, rotated, keys, values, row_stride, head_stride, column_stride,
+        query, key, value, cos, sin, place, rotated, keys, values,
+        query_stride, key_stride, value_stride, row_stride, head_stride, column_stride,
         HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)
@@ -40,17 +41,17 @@ if find_spec("triton") is not None:
         target = row * row_stride + tl.load(place) * column_stride
         if head >= HEADS + KEY_HEADS:
             own = head - HEADS - KEY_HEADS
-            source = value + (row * KEY_HEADS + own) * WIDTH
+            source = value + row * value_stride + own * WIDTH
             kept = values + target + own * head_stride
             tl.store(kept + low, tl.load(source + low, mask=inside), mask=inside)
             tl.store(kept + half + low, tl.load(source + half + low, mask=inside), mask=inside)
         else:
             is_query = head < HEADS
             own = head - HEADS
-            source = query + (row * HEADS + head) * WIDTH
+            source = query + row * query_stride + head * WIDTH
             aim = rotated + (row * HEADS + head) * WIDTH
             if not is_query:
-                source = key + (row * KEY_HEADS + own) * WIDTH
+                source = key + row * key_stride + own * WIDTH
                 aim = keys + target + own * head_stride
             first = tl.load(source + low, mask=inside, other=0.0).to(tl.float32)
             second = tl.load(source + half + low, mask=inside, other=0.0).to(tl.float32)
@@ -63,12 +64,13 @@ if find_spec("triton") is not None:
             tl.store(aim + half + low, second * cos_second + first * sin_second, mask=inside)
 
     @triton.jit
-    def _silu_times(gate, up, out, count, BLOCK: tl.constexpr):
-        place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = place < count
-        x = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + place, x * tl.sigmoid(x) * y, mask=inside)
+    def _silu_times(gate, up, out, gate_stride, up_stride, width, BLOCK: tl.constexpr):
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = column < width
+        x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row * width + column, x * tl.sigmoid(x) * y, mask=inside)
 
     @triton.jit
     def _add_rms_norm(x, y, weight, total, normed, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
@@ -104,8 +106,8 @@ def rotate_and_store(
     """Rotates queries and keys by their position, and puts keys and values into a column of the cache.
 
     Args:
-        query: (B, heads * D), contiguous.
-        key, value: (B, key heads * D), contiguous.
+        query: (B, heads * D), each row contiguous.
+        key, value: (B, key heads * D), each row contiguous.
         cos, sin: (B, 1, D), `sin` with the sign of the rotated half: negative in the first half.
         place: (1,) int64, the column.
         keys, values: (B, key heads, W, D) with equal strides, the last one 1.
@@ -115,9 +117,9 @@ def rotate_and_store(
     """
     rows, key_heads, width = len(query), keys.shape[1], keys.shape[-1]
     heads = query.shape[1] // width
-    rotated = torch.empty_like(query)
+    rotated = query.new_empty(query.shape)
     block: int = triton.next_power_of_2(width // 2)
-    strides: Any = (keys.stride(0), keys.stride(1), keys.stride(2))
+    strides: Any = (*(x.stride(0) for x in (query, key, value)), *keys.stride()[:3])
     _rotate_and_store[(rows, heads + 2 * key_heads)](
         query, key, value, cos.contiguous(), sin.contiguous(), place, rotated, keys, values, *strides,
         heads, key_heads, width, block, num_warps=1,
@@ -126,10 +128,10 @@ def rotate_and_store(
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, of equal shapes, contiguous."""
-    out = torch.empty_like(gate)
-    count = gate.numel()
-    _silu_times[(triton.cdiv(count, 2048),)](gate, up, out, count, 2048)
+    """silu(gate) * up, both (B, I) with each row contiguous."""
+    rows, width = gate.shape
+    out = gate.new_empty(gate.shape)
+    _silu_times[(rows, triton.cdiv(width, 2048))](gate, up, out, gate.stride(0), up.stride(0), width, 2048)
     return out
 
 

@@ -24,9 +24,8 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 @pytest.mark.parametrize("width", [8, 64, 80, 128])
 def test_rotation_and_storing(dtype: torch.dtype, width: int) -> None:
     rows, heads, key_heads, columns = 5, 6, 2, 9
-    query, key, value = (
-        random(rows, n * width, dtype=dtype, seed=i) for i, n in enumerate((heads, key_heads, key_heads))
-    )
+    together = random(rows, (heads + 2 * key_heads) * width, dtype=dtype)
+    query, key, value = together.split([n * width for n in (heads, key_heads, key_heads)], dim=-1)
     angle = random(rows, 1, width // 2, seed=5)
     angle = torch.cat([angle, angle], -1)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
@@ -37,14 +36,14 @@ def test_rotation_and_storing(dtype: torch.dtype, width: int) -> None:
     rotated = kernels.rotate_and_store(query, key, value, cos, signed, place, keys, values)
 
     def by_hand(x: Tensor) -> Tensor:
-        x = x.view(rows, -1, width).float()
+        x = x.reshape(rows, -1, width).float()
         first, second = x.chunk(2, -1)
         return x * cos.float() + torch.cat([-second, first], -1) * sin.float()
 
     close = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
     torch.testing.assert_close(rotated.float(), by_hand(query), **close)
     torch.testing.assert_close(keys[:, :, 7].float(), by_hand(key), **close)
-    assert torch.equal(values[:, :, 7], value.view(rows, key_heads, width))
+    assert torch.equal(values[:, :, 7], value.reshape(rows, key_heads, width))
     stored[:, :, :, 7] = 0
     assert not stored.any()
 
@@ -61,7 +60,7 @@ def test_sum_and_norm(dtype: torch.dtype, width: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gate(dtype: torch.dtype) -> None:
-    gate, up = (random(3, 1501, dtype=dtype, seed=i) for i in range(2))
+    gate, up = random(3, 2 * 2501, dtype=dtype).chunk(2, dim=-1)
     wanted = torch.nn.functional.silu(gate.float()) * up.float()
     torch.testing.assert_close(kernels.silu_times(gate, up).float(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype])
 

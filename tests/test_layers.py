@@ -22,6 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("runs",),
     ("batch", "balance", "fields", "collate", "device_map", "schedules"),
     ("algorithms",),
+    ("kernels",),
     ("errors", "env", "utils"),
 )
 LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}

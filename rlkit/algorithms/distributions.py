@@ -19,6 +19,8 @@ from torch import Tensor
 
 from rlkit.algorithms.truncation import Kind, Sampled, least_kept
 from rlkit.errors import DataError
+from rlkit.kernels import available
+from rlkit.kernels.rows import row_gradients, row_scores
 
 __all__ = ["Sampled", "entropy", "logprobs_and_entropy", "token_logprobs"]
 
@@ -95,8 +97,16 @@ def _cut(x: Tensor, bound: Tensor, ids: Tensor | None) -> Tensor:
     return x.masked_fill_(x < bound, float("-inf")).scatter_(-1, ids.unsqueeze(-1), own)
 
 
+def _whole_rows(logits: Tensor, kinds: list[Kind]) -> float | None:
+    """The temperature, where kernels can take all rows as they are: on a GPU, none of them greedy or cut off."""
+    fits = available(logits.device) and logits.dtype != torch.float64 and logits.stride(-1) == 1
+    if not fits or len(kinds) != 1 or kinds[0].is_greedy or kinds[0].truncates(logits.shape[1]):
+        return None
+    return kinds[0].temperature
+
+
 class _RowScores(torch.autograd.Function):
-    """(logits (N, V), ids (N,) | None) -> log-probs (N,), entropy (N,); zeros for the one that was not asked for.
+    """(logits (N, V), ids (N,) | None) -> log-probs (N,), entropy (N,); the one that was not asked for says nothing.
 
     With x = logits / t, p = softmax(x) over the kept tokens and 0 elsewhere, H = -sum p log p:
         d logprob_i / d logits_j = (1[i = j] - p_j) / t,      d H / d logits_j = -p_j (log p_j + H) / t
@@ -106,6 +116,13 @@ class _RowScores(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, ids: Tensor | None, kinds: list[Kind], with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
+        ctx.kinds = kinds
+        ctx.set_materialize_grads(False)
+        ctx.whole = _whole_rows(logits, kinds)
+        if ctx.whole is not None:
+            chosen, normaliser, spread = row_scores(logits, ids, ctx.whole)
+            ctx.save_for_backward(logits, ids, normaliser, spread, None)
+            return chosen, spread
         dtype = torch.promote_types(logits.dtype, torch.float32)
         normaliser = logits.new_zeros(logits.shape[0], dtype=dtype)
         spread, chosen = torch.zeros_like(normaliser), torch.zeros_like(normaliser)
@@ -131,13 +148,13 @@ class _RowScores(torch.autograd.Function):
                 if with_entropy:
                     spread[rows] = total.log() - torch.linalg.vecdot(weights, x.clamp_min_(_LEAST_LOGPROB)) / total
         ctx.save_for_backward(logits, ids, normaliser, spread, bound)
-        ctx.kinds = kinds
-        ctx.set_materialize_grads(False)
         return chosen, spread
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
         logits, ids, normaliser, spread, bound = ctx.saved_tensors
+        if ctx.whole is not None:
+            return row_gradients(logits, ids, normaliser, spread, (grads[0], grads[1]), ctx.whole), None, None, None
         grad_chosen, grad_spread = grads[0] if grads[0] is not None else torch.zeros_like(normaliser), grads[1]
         greedy = any(kind.is_greedy for kind in ctx.kinds)
         out = torch.zeros_like(logits) if greedy else torch.empty_like(logits)

@@ -120,6 +120,18 @@ class Sampled:
         parts = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p")}
         return Sampled(**{k: chosen(value) if isinstance(value, Tensor) else value for k, value in parts.items()})
 
+    def alike(self) -> Sampled:
+        """The same, with a number in place of values a row that are all equal; a temperature of 0 stays a row's."""
+        parts = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p")}
+        spread = {name: value for name, value in parts.items() if isinstance(value, Tensor) and value.numel()}
+        if not spread:
+            return self
+        ends = torch.stack([end.double() for value in spread.values() for end in value.aminmax()]).view(-1, 2).tolist()
+        for name, (least, most) in zip(spread, ends, strict=True):
+            if least == most and (least > 0 or name != "temperature"):
+                parts[name] = int(least) if name == "top_k" else least
+        return Sampled(**parts)
+
     def kinds(self, shape: torch.Size) -> list[Kind]:
         """The rows of each setting, once they are laid out in one line.
 

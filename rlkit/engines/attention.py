@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlkit.engines.forward import bare_model
+from rlkit.engines.fused import fused_modules
 from rlkit.engines.packing import Packed
 from rlkit.utils import is_flash_attn_available
 
-__all__ = ["packed_attention", "packs"]
+__all__ = ["packed_forward", "packs"]
 
 _NAME = "rlkit_packed"
 _HALF = (torch.bfloat16, torch.float16)
@@ -46,8 +47,11 @@ def packs(model: nn.Module) -> bool:
 
 
 @contextmanager
-def packed_attention(model: nn.Module, layout: Packed) -> Iterator[None]:
-    """Within it, the model's attention follows the layout. Packed forwards of a process take turns."""
+def packed_forward(model: nn.Module, layout: Packed) -> Iterator[None]:
+    """Within it, the model's attention follows the layout, and norms and gates are fused where they can be.
+
+    Packed forwards of a process take turns.
+    """
     from transformers import AttentionInterface
 
     AttentionInterface.register(_NAME, _attend)
@@ -57,7 +61,8 @@ def packed_attention(model: nn.Module, layout: Packed) -> Iterator[None]:
         config._attn_implementation = _NAME
         token = _layout.set(layout)
         try:
-            yield
+            with fused_modules(model):
+                yield
         finally:
             _layout.reset(token)
             config._attn_implementation = before
@@ -68,6 +73,7 @@ def current_layout() -> Packed | None:
     return _layout.get(None)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # what comes before and after it can be compiled
 def _attend(
     module: nn.Module,
     query: Tensor,

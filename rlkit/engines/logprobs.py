@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlkit.algorithms.distributions import Sampled, logprobs_and_entropy, token_logprobs
-from rlkit.engines.attention import packed_attention, packs
+from rlkit.engines.attention import packed_forward, packs
 from rlkit.engines.forward import bare_model, call_logits, logits_of, output_head
 from rlkit.engines.packing import pack
 from rlkit.errors import ModelError
@@ -77,7 +77,7 @@ def response_scores(
     head = output_head(model)
     if head is None:
         return _scores_without_head(model, batch_ids, full_attention_mask, mask, temperature, entropy, hidden)
-    tokens, sampled = batch_ids[:, prompt_width:][mask], Sampled.of(temperature).rows(mask)
+    tokens, sampled = batch_ids[:, prompt_width:][mask], Sampled.of(temperature).alike().rows(mask)
     bare = bare_model(model)
     if _head_is_last.get(bare, True):
         kept = _states(model, head, batch_ids, full_attention_mask, mask)
@@ -115,7 +115,7 @@ def _states(model: nn.Module, head: nn.Module, batch_ids: Tensor, full_attention
     if packs(model):
         layout = pack(batch_ids, full_attention_mask, width)
         with _before_head(head, lambda states: states[0, layout.predicts], rows) as kept:
-            with packed_attention(model, layout):
+            with packed_forward(model, layout):
                 output = bare(layout.ids[None], position_ids=layout.positions[None], use_cache=False)
             logits = logits_of(output, bare)
     else:
@@ -198,7 +198,7 @@ def _scores_without_head(
     if hidden:
         raise ModelError(_NO_HEAD.format(type(model).__name__))
     logits = call_logits(model, batch_ids[:, :-1], full_attention_mask[:, :-1], use_cache=False)
-    width, sampled = mask.shape[1], Sampled.of(temperature).rows(mask)
+    width, sampled = mask.shape[1], Sampled.of(temperature).alike().rows(mask)
     return _scores(*_of_logits(logits[:, -width:][mask], batch_ids[:, -width:][mask], sampled, entropy), mask, None)
 
 

@@ -52,14 +52,18 @@ class MasterWeights:
 
     def take_gradients(self) -> None:
         """Adds the parameters' gradients to those of the masters, and drops them."""
+        totals, parts = [], []
         for parameter, master in self.pairs:
             if parameter.grad is None:
                 continue
             if master.grad is None:
                 master.grad = parameter.grad.float()
             else:
-                master.grad.add_(parameter.grad)
+                totals.append(master.grad)
+                parts.append(parameter.grad)
             parameter.grad = None
+        if totals:
+            torch._foreach_add_(totals, parts)
 
     def drop_gradients(self) -> None:
         """Drops gradients that were left on the parameters themselves."""

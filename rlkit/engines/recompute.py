@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rlkit.engines.attention import current_layout, packed_attention
+from rlkit.engines.attention import current_layout, packed_forward
 from rlkit.engines.forward import bare_model, device_of
 from rlkit.errors import ModelError
 
@@ -70,7 +70,7 @@ def _recomputed(model: nn.Module, forward: Callable[..., Any]) -> Callable[..., 
         layout = current_layout()
 
         def again(*given: Any, **named: Any) -> Any:
-            with contextlib.nullcontext() if layout is None else packed_attention(model, layout):
+            with contextlib.nullcontext() if layout is None else packed_forward(model, layout):
                 return forward(*given, **named)
 
         return checkpoint(again, *arguments, use_reentrant=False, **options)

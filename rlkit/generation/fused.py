@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlkit.generation import kernels
 from rlkit.generation.base import SamplingParams
 from rlkit.generation.joined import Joined
 from rlkit.generation.llama import LlamaLayer, attention_over, normalise
 from rlkit.generation.sampling import first_above, sample
+from rlkit.kernels import decoding as kernels
+from rlkit.kernels.gates import silu_times
 
 __all__ = ["FusedLayer", "add_and_normalise", "sample_fused"]
 
@@ -37,7 +38,7 @@ class FusedLayer(LlamaLayer):
         if self.head_norms is not None:
             width = keys.shape[-1]
             query, key = (
-                normalise(norm, x.unflatten(-1, (-1, width))).flatten(1)
+                normalise(norm, x.reshape(len(x), -1, width)).flatten(1)
                 for norm, x in zip(self.head_norms, (query, key), strict=True)
             )
         rotated = kernels.rotate_and_store(query, key, value, cos, sin, place, keys, values)
@@ -45,7 +46,7 @@ class FusedLayer(LlamaLayer):
 
     def feed_forward(self, normed: Tensor) -> Tensor:
         gate, up = self.gate_and_up(normed)
-        return self.down(kernels.silu_times(gate, up) if self.is_silu else self.activation(gate) * up)
+        return self.down(silu_times(gate, up) if self.is_silu else self.activation(gate) * up)
 
 
 def add_and_normalise(x: Tensor, y: Tensor, norm: Any) -> tuple[Tensor, Tensor]:

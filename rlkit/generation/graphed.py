@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from rlkit.engines.forward import bare_model
 from rlkit.engines.packing import distinct_prompts
-from rlkit.generation import kernels
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.fused import FusedLayer, sample_fused
@@ -26,6 +25,7 @@ from rlkit.generation.fused import add_and_normalise as add_and_normalise_fused
 from rlkit.generation.llama import LlamaLayer, add_and_normalise, normalise, norms_of
 from rlkit.generation.sampling import sample
 from rlkit.generation.skinny import SideBySide
+from rlkit.kernels import available
 
 __all__ = ["GraphedDecoder"]
 
@@ -137,7 +137,7 @@ class GraphedDecoder:
         self.model: Any = bare_model(model)
         self.cache_argument, self.pad_token_id = cache_argument, pad_token_id
         self.device = next(self.model.parameters()).device
-        self.fused = kernels.available(self.device)
+        self.fused = available(self.device)
         self.add_and_normalise = add_and_normalise_fused if self.fused else add_and_normalise
         self.sample = sample_fused if self.fused else sample
         self.uses_graphs = self.device.type == "cuda" if graphs is None else graphs

@@ -23,7 +23,7 @@ class Joined:
         self.layers = list(layers)
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        linears = [layer for layer in self.layers if _is_plain(layer)]
+        linears = [layer for layer in self.layers if isinstance(layer, nn.Linear) and _is_plain(layer)]
         weights = [layer.weight for layer in linears]
         biases = [layer.bias for layer in linears if layer.bias is not None]
         alike = len({(weight.dtype, weight.device) for weight in weights}) == 1
@@ -37,27 +37,27 @@ class Joined:
         """(B, in) to (B, out) of each layer; the outputs may be views of one tensor."""
         if self.weight is None:
             return tuple(layer(x) for layer in self.layers)
-        return linear(x, self.weight, self.bias).split(self.heights, dim=-1)
+        return torch.split(linear(x, self.weight, self.bias), self.heights, dim=-1)
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def _is_plain(layer: nn.Linear) -> bool:
     return type(layer) is nn.Linear and type(layer.weight.data) is Tensor
 
 
 @torch.no_grad()
-def _side_by_side(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _side_by_side(parameters: Sequence[Tensor]) -> Tensor:
     """One tensor of which the parameters are consecutive rows; they are moved into one unless they lie so already."""
     first = parameters[0].data
     rows = sum(len(parameter) for parameter in parameters)
     whole = first.as_strided((rows, *first.shape[1:]), first.stride()) if _lie_so(parameters) else None
     if whole is None:
         whole = torch.cat([parameter.data for parameter in parameters])
-        for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
+        for parameter, part in zip(parameters, torch.split(whole, [len(p) for p in parameters]), strict=True):
             parameter.data = part
     return whole
 
 
-def _lie_so(parameters: Sequence[nn.Parameter]) -> bool:
+def _lie_so(parameters: Sequence[Tensor]) -> bool:
     """Whether each parameter begins where the one before it ends, in the same memory."""
     end = None
     for parameter in parameters:

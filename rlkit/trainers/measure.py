@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -85,13 +84,12 @@ def repeated_bigrams(batch: RolloutBatch) -> tuple[int, int]:
 
     The share of the two is 1 minus distinct-2 (Li et al. 2016), a sign of degenerate text.
     """
-    repeated = total = 0
-    tails = batch.generated_ids[:, batch.prompt_width :].tolist()
-    for tail, length in zip(tails, batch.response_lengths.tolist(), strict=True):
-        pairs = list(itertools.pairwise(tail[:length]))
-        repeated += len(pairs) - len(set(pairs))
-        total += len(pairs)
-    return repeated, total
+    tails = batch.generated_ids[:, batch.prompt_width :]
+    real = batch.response_mask[:, 1:]
+    rows = torch.arange(len(tails), device=tails.device).unsqueeze(1)
+    base = int(tails.max()) + 1 if tails.numel() else 1
+    pairs = ((rows * base + tails[:, :-1]) * base + tails[:, 1:])[real]  # one number a row and bigram
+    return len(pairs) - len(torch.unique(pairs)), len(pairs)
 
 
 def reference_kl(batch: RolloutBatch) -> Tensor:

@@ -244,3 +244,15 @@ def test_what_no_distribution_has_is_refused(sampled: Sampled, message: str) -> 
 def test_settings_of_other_rows_are_refused() -> None:
     with pytest.raises(DataError, match=r"shape \(3,\); expected one a row, \(2,\)"):
         token_logprobs(torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), Sampled(torch.ones(3)))
+
+
+def test_settings_that_are_alike_become_numbers() -> None:
+    rows = torch.tensor([1.0, 1.0])
+    alike = Sampled(rows, torch.tensor([5, 5]), torch.tensor([0.9, 0.8])).alike()
+    assert (alike.temperature, alike.top_k) == (1.0, 5)
+    assert torch.equal(torch.as_tensor(alike.top_p), torch.tensor([0.9, 0.8]))
+    assert Sampled(0.7, 3, 0.5).alike() == Sampled(0.7, 3, 0.5)
+    greedy = Sampled(torch.zeros(2), 0, 1.0).alike()  # a number must be above 0
+    assert isinstance(greedy.temperature, torch.Tensor)
+    empty = Sampled(torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0)).alike()
+    assert isinstance(empty.temperature, torch.Tensor)

@@ -16,7 +16,13 @@ from rlkit.trainers.base import Trainer, new_learner
 from tests.tiny import tiny_model
 from tests.trainers.toys import grpo, ppo
 
-OPTIONS: dict[str, Any] = {"reference": True, "kl_coef": 0.1, "entropy_coef": 0.01, "lr": 1e-3}
+OPTIONS: dict[str, Any] = {
+    "reference": True,
+    "kl_coef": 0.1,
+    "entropy_coef": 0.01,
+    "lr": 1e-3,
+    "precision": "float32",
+}
 
 
 def parameters(trainer: Trainer) -> Tensor:
@@ -108,7 +114,7 @@ def test_a_sequence_that_does_not_fit_alone_is_a_clear_error(monkeypatch: pytest
 @pytest.mark.parametrize("build", [ppo, grpo])
 def test_bfloat16_learns_through_masters_and_goes_on_from_its_state(build: Any) -> None:
     def built() -> Any:
-        return build(**OPTIONS | {"lr": 1e-5}, precision="bfloat16", model=tiny_model())
+        return build(**OPTIONS | {"lr": 1e-5, "precision": "bfloat16"}, model=tiny_model())
 
     trainer = built()
     assert {p.dtype for p in trainer.actor.model.parameters()} == {torch.bfloat16}
@@ -129,9 +135,10 @@ def test_bfloat16_learns_through_masters_and_goes_on_from_its_state(build: Any) 
     assert torch.equal(parameters(trainer), parameters(other))
 
 
-def test_precision_is_the_models_own_on_the_cpu() -> None:
+def test_precision_is_the_models_own_on_the_cpu_and_half_on_a_gpu() -> None:
     trainer = grpo(reference=True)
-    assert trainer.actor.model.dtype == trainer.reference.model.dtype == torch.float32
+    expected = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    assert trainer.actor.model.dtype == trainer.reference.model.dtype == expected
 
 
 def test_a_run_in_the_background_keeps_its_master_weights(tmp_path: Path) -> None:

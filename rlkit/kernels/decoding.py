@@ -1,8 +1,4 @@
-"""Triton kernels for one decoding step: several small operations each, so that a token does not wait for their starts.
-
-Every kernel has a plain counterpart that computes the same, up to rounding: these keep float32 between the operations
-that they join.
-"""
+"""Kernels of one decoding step: several small operations each, so that a token does not wait for their starts."""
 
 from __future__ import annotations
 
@@ -12,15 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["add_rms_norm", "available", "block_masses", "rotate_and_store", "silu_times"]
+__all__ = ["BLOCK", "add_rms_norm", "block_masses", "rotate_and_store"]
 
 BLOCK = 1024
 """Logits of one block in `block_masses`."""
-
-
-def available(device: torch.device) -> bool:
-    """Whether the kernels can run on a device: it is a CUDA GPU and Triton is installed."""
-    return device.type == "cuda" and find_spec("triton") is not None
 
 
 if find_spec("triton") is not None:
@@ -62,15 +53,6 @@ if find_spec("triton") is not None:
             sin_second = tl.load(sin + angle + half, mask=inside, other=0.0).to(tl.float32)
             tl.store(aim + low, first * cos_first + second * sin_first, mask=inside)
             tl.store(aim + half + low, second * cos_second + first * sin_second, mask=inside)
-
-    @triton.jit
-    def _silu_times(gate, up, out, gate_stride, up_stride, width, BLOCK: tl.constexpr):
-        row = tl.program_id(0).to(tl.int64)
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = column < width
-        x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + row * width + column, x * tl.sigmoid(x) * y, mask=inside)
 
     @triton.jit
     def _add_rms_norm(x, y, weight, total, normed, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
@@ -125,14 +107,6 @@ def rotate_and_store(
         heads, key_heads, width, block, num_warps=1,
     )  # fmt: skip
     return rotated.view(rows, heads, width)
-
-
-def silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, both (B, I) with each row contiguous."""
-    rows, width = gate.shape
-    out = gate.new_empty(gate.shape)
-    _silu_times[(rows, triton.cdiv(width, 2048))](gate, up, out, gate.stride(0), up.stride(0), width, 2048)
-    return out
 
 
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

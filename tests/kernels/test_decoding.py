@@ -1,4 +1,4 @@
-"""Triton kernels beside the plain operations that they join. They need a CUDA GPU."""
+"""The kernels of a decoding step beside the plain operations that they join. They need a CUDA GPU."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlkit.generation import kernels
 from rlkit.generation.base import SamplingParams
 from rlkit.generation.sampling import sample
+from rlkit.kernels import available, decoding
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not kernels.available(torch.device("cuda")), reason="needs a GPU and Triton"
+    not torch.cuda.is_available() or not available(torch.device("cuda")), reason="needs a GPU and Triton"
 )
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -33,7 +33,7 @@ def test_rotation_and_storing(dtype: torch.dtype, width: int) -> None:
     stored = torch.zeros(2, rows, key_heads, columns + 4, width, dtype=dtype, device="cuda")
     keys, values = stored[..., :columns, :]
     place = torch.tensor([7], device="cuda")
-    rotated = kernels.rotate_and_store(query, key, value, cos, signed, place, keys, values)
+    rotated = decoding.rotate_and_store(query, key, value, cos, signed, place, keys, values)
 
     def by_hand(x: Tensor) -> Tensor:
         x = x.reshape(rows, -1, width).float()
@@ -52,17 +52,10 @@ def test_rotation_and_storing(dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("width", [32, 576, 3584])
 def test_sum_and_norm(dtype: torch.dtype, width: int) -> None:
     x, y, weight = (random(7, width, dtype=dtype, seed=i) for i in range(3))
-    total, normed = kernels.add_rms_norm(x, y, weight[0], 1e-6)
+    total, normed = decoding.add_rms_norm(x, y, weight[0], 1e-6)
     assert torch.equal(total, x + y)
     wanted = torch.nn.functional.rms_norm((x + y).float(), (width,), weight[0].float(), 1e-6)
     torch.testing.assert_close(normed.float(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gate(dtype: torch.dtype) -> None:
-    gate, up = random(3, 2 * 2501, dtype=dtype).chunk(2, dim=-1)
-    wanted = torch.nn.functional.silu(gate.float()) * up.float()
-    torch.testing.assert_close(kernels.silu_times(gate, up).float(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype])
 
 
 @pytest.mark.parametrize("vocabulary", [48, 1024, 5000])

@@ -4,10 +4,11 @@
                                   [--engines native ragged rlkit-vllm vllm vllm-text transformers]
 
 Random weights of Qwen2's shapes with a vocabulary of 49,152, bf16, no early end, so that every engine does the same
-work. Rows share a prompt by eights, as groups do. "ragged" is native generation of lengths that spread evenly from a
-tenth of the response to all of it. "rlkit-vllm" is `generation="vllm"`; "vllm" calls vLLM directly in its best setting
-for log-probs (ids in and out), "vllm-text" makes text as well, as trainers often set it. One line an engine: median and
-spread of the repeats, time of a token step, peak memory, and the bound that reading weights and cache from memory sets.
+work. Rows share a prompt by eights, as groups do. "ragged" is native generation of lengths drawn evenly from a tenth of
+the response to all of it, other ones in each repeat. "rlkit-vllm" is `generation="vllm"`; "vllm" calls vLLM directly in
+its best setting for log-probs (ids in and out), "vllm-text" makes text as well, as trainers often set it. One line an
+engine: median and spread of the repeats, time of a token step, peak memory, and the bound that reading weights and
+cache from memory sets.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ def ragged(model: Any, ids: Tensor, response: int) -> Callable[[], int]:
     """rlkit's own engine with lengths of ten to one: a random number of 0 takes token 0, which ends a response."""
     decoder = GraphedDecoder(model, cache_argument(model) or "", 0)
     params, mask = SamplingParams(response, stop_token_ids=(0,)), torch.ones_like(ids, dtype=torch.bool)
-    lengths = torch.linspace(response / 10, response, len(ids)).long()
-    shuffled = lengths[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
-    uniforms = torch.rand(len(ids), response, dtype=torch.float64) * 0.99 + 0.01
-    uniforms[torch.arange(len(ids)), shuffled - 1] = 0.0
+    rng = torch.Generator().manual_seed(0)
 
     def run() -> int:
+        lengths = torch.randint(response // 10, response + 1, (len(ids),), generator=rng)
+        uniforms = torch.rand(len(ids), response, dtype=torch.float64, generator=rng) * 0.99 + 0.01
+        uniforms[torch.arange(len(ids)), lengths - 1] = 0.0
         with torch.no_grad():
             made = decoder.generate(ids, mask, params, uniforms.to(ids.device))
         return int(made.response_mask.sum())

@@ -1,11 +1,13 @@
 """PPO one phase after another, as it is written first: the baseline that `step.py` compares rlkit's PPO with.
 
-Four models in float32 under bf16 autocast; `generate` samples; every phase reads its input from host memory and leaves
-its output there; batches are padded; log-probs of the old policy, the reference and the critic take a forward each.
+Four models in float32 under bf16 autocast; `generate` samples all rows at once; every phase reads its input from host
+memory and leaves its output there; batches are padded; log-probs of the old policy, the reference and the critic take a
+forward each.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -38,17 +40,22 @@ class SequentialPPO:
         width = self.actor.config.hidden_size
         self.value_head, self.reward_head = (nn.Linear(width, 1).to(device) for _ in range(2))
         self.ids, self.response, self.micro, self.device = ids, response, micro, device
+        self.seconds = {"sampling": 0.0, "scoring": 0.0, "update": 0.0}
         trained = [*self.actor.parameters(), *self.critic.parameters(), *self.value_head.parameters()]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
 
-    def step(self) -> None:
-        """Sample, score with three models, estimate, update."""
+    def step(self, rows: int | None = None) -> None:
+        """Sample, score with three models, estimate, update; for some of the rows, where given."""
+        ids = self.ids[:rows]
+        began = time.perf_counter()
         with self._autocast(), torch.no_grad():
-            full = self._over(self._sample, self.ids)
+            full = self._sample(ids.to(self.device)).cpu()
+            sampled = time.perf_counter()
             old = self._over(lambda rows: self._logprobs(self.actor, rows), full)
             reference = self._over(lambda rows: self._logprobs(self.reference, rows), full)
             values = self._over(self._values, full)
             rewards = self._over(self._score, full)
+        scored = time.perf_counter()
         mask = torch.ones_like(old, dtype=torch.bool)
         token_rewards = -0.04 * kl_estimate(old, reference, "k1")
         token_rewards[:, -1] += rewards
@@ -59,6 +66,10 @@ class SequentialPPO:
             self._backward(*(part.to(self.device) for part in rows))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        ended = time.perf_counter()
+        self.seconds = {"sampling": sampled - began, "scoring": scored - sampled, "update": ended - scored}
 
     def _backward(self, full: Tensor, old: Tensor, values: Tensor, advantages: Tensor, returns: Tensor) -> None:
         mask = torch.ones_like(old, dtype=torch.bool)

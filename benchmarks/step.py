@@ -168,8 +168,16 @@ def sequential_side(options: argparse.Namespace, device: str) -> tuple[list[floa
     rows = options.groups * options.group
     ids = torch.randint(1, 40_000, (options.groups, options.prompt)).repeat_interleave(options.group, 0)
     ppo = SequentialPPO(options.shape, options.layers, ids[:rows], options.response, options.micro, device)
-    seconds, memory = timed(ppo.step, options.steps)
-    return seconds, memory, {}
+    ppo.step(8)
+    phases = defaultdict[str, list[float]](list)
+
+    def step() -> None:
+        ppo.step()
+        for name, value in ppo.seconds.items():
+            phases[name].append(value)
+
+    seconds, memory = timed(step, options.steps, warm_up=0)
+    return seconds, memory, phases
 
 
 SIDES: dict[str, Callable[[argparse.Namespace, str], tuple[list[float], float, dict[str, list[float]]]]] = {

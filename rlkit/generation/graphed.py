@@ -34,9 +34,7 @@ WIDTH_STEP = 128
 LOOK_EVERY = 16
 """Tokens between two looks of the host at how many rows still run."""
 ROW_STEP = 8
-"""Numbers of rows are rounded up to this."""
-SHRINK_BELOW = 0.75
-"""Rows are moved together when no more than this share of them runs."""
+"""Numbers of rows are multiples of this at least; large ones of more, so that few different numbers need a graph."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +174,8 @@ class GraphedDecoder:
                     self._report(buffers, input_ids, rows, params, reported, on_finished)
                 if not running:
                     break
-                if _rounded(running, ROW_STEP) <= SHRINK_BELOW * len(rows):
-                    rows = self._shrink(buffers, rows, running)
+                if (size := _rows_for(running)) < len(rows):
+                    rows = self._shrink(buffers, rows, size, width + t)
             self._step(buffers, rows, _rounded(width + t, WIDTH_STEP, buffers.capacity), params)
         if on_finished is not None:
             self._report(buffers, input_ids, rows, params, reported, on_finished, everything=True)
@@ -186,7 +184,7 @@ class GraphedDecoder:
     # Buffers and rows
 
     def _buffers_for(self, count: int, capacity: int, steps: int, device: torch.device) -> _Buffers:
-        size, capacity = _rounded(count, ROW_STEP), _rounded(capacity, WIDTH_STEP)
+        size, capacity = _rows_for(count), _rounded(capacity, WIDTH_STEP)
         kept = self._buffers
         if kept is None or kept.size < size or kept.capacity != capacity or kept.steps < steps:
             self.release()
@@ -207,7 +205,7 @@ class GraphedDecoder:
         first, row_of = distinct_prompts(input_ids, attention_mask)
         prompt = CachedDecoder(self.model, self.cache_argument)
         logits = prompt.prefill(input_ids[first], attention_mask[first])
-        rows = buffers.rows(_rounded(count, ROW_STEP))
+        rows = buffers.rows(_rows_for(count))
         for stored, layer in zip(rows.stored, prompt.cache.layers, strict=True):
             stored[0, :count, :, :width] = layer.keys[row_of]
             stored[1, :count, :, :width] = layer.values[row_of]
@@ -226,21 +224,19 @@ class GraphedDecoder:
         self._take(buffers, rows, whole, params)
         return rows
 
-    def _shrink(self, buffers: _Buffers, rows: _Rows, running: int) -> _Rows:
-        """The running rows in the smallest batch that holds them."""
-        kept = rows.running.nonzero().flatten()
-        smaller = buffers.rows(_rounded(running, ROW_STEP))
-        parts = {name: getattr(rows, name)[kept] for name in ("bias", "lengths", "tokens", "row")}
-        for here, there in zip(smaller.stored, rows.stored, strict=True):
-            for kind in range(2):
-                moved = there[kind, kept]  # a copy: source and target share memory
-                here[kind, :running] = moved
-        smaller.row.fill_(buffers.spare)
-        smaller.running.zero_()
-        smaller.running[:running] = True
-        for name, part in parts.items():
-            getattr(smaller, name)[:running] = part
-        return smaller
+    def _shrink(self, buffers: _Buffers, rows: _Rows, size: int, width: int) -> _Rows:
+        """The first `size` rows, once running ones beyond them have taken the places of finished ones among them.
+
+        Args:
+            width: columns of the cache that have been written.
+        """
+        moving = rows.running[size:].nonzero().flatten() + size
+        places = (~rows.running[:size]).nonzero().flatten()[: len(moving)]
+        for part in (rows.bias, rows.lengths, rows.tokens, rows.running, rows.row):
+            part[places] = part[moving]
+        written = rows.stored[..., :width, :]
+        written[:, :, places] = written[:, :, moving]
+        return buffers.rows(size)
 
     # One token
 
@@ -340,6 +336,11 @@ class GraphedDecoder:
         if self._weight_addresses() != self._addresses:
             self.release()
             self._read_weights()
+
+
+def _rows_for(count: int) -> int:
+    """Rows of a batch that holds so many: the next of four sizes between a power of two and the one after it."""
+    return _rounded(count, max(ROW_STEP, 2 ** max(count.bit_length() - 3, 0)))
 
 
 def _rounded(number: int, step: int, most: int | None = None) -> int:

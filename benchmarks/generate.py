@@ -30,6 +30,9 @@ from rlkit.generation.graphed import GraphedDecoder
 from rlkit.generation.native import NativeGenerator
 from rlkit.generation.vllm import VllmGenerator
 
+SHARE = 0.35
+"""Of the GPU's memory, what vLLM may take: room for two engines one after the other beside the trainer's model."""
+
 
 def prompts_of(rows: int, width: int, device: str) -> Tensor:
     """Prompts (rows, width), each eight times."""
@@ -106,7 +109,7 @@ def with_vllm(folder: str, ids: Tensor, response: int, detokenize: bool) -> Call
         folder,
         skip_tokenizer_init=not detokenize,
         dtype="bfloat16",
-        gpu_memory_utilization=0.5,
+        gpu_memory_utilization=SHARE,
         max_model_len=ids.shape[1] + response,
         enable_prefix_caching=True,
         max_num_seqs=len(ids),
@@ -153,10 +156,10 @@ def main() -> None:
         ids = prompts_of(rows, options.prompt, device)
         least = bound(model, rows, options.prompt, options.response)
         for engine in options.engines:
-            given = (ids, options.response)
+            given, generator = (ids, options.response), None
             with tempfile.TemporaryDirectory() as folder:
                 if engine == "rlkit-vllm":
-                    settings = {"gpu_memory_utilization": 0.5, "max_num_seqs": rows, "sleep": False}
+                    settings = {"gpu_memory_utilization": SHARE, "max_num_seqs": rows, "sleep": False}
                     generator = VllmGenerator(settings, 0, options.prompt + options.response)
                     generator.sync(model, 0)
                     run = with_rlkit(generator, *given)
@@ -167,7 +170,9 @@ def main() -> None:
                 else:
                     run = {"native": native, "ragged": ragged, "transformers": with_transformers}[engine](model, *given)
             report(engine, rows, options.response, run, options.repeats, least)
-            del run
+            if generator is not None:
+                generator.release()
+            del run, generator
             gc.collect()
 
 

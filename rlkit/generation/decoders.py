@@ -27,14 +27,20 @@ class Decoder(Protocol):
 
 
 class CachedDecoder:
-    """Through the model's own forward with a transformers `DynamicCache`."""
+    """Through the model's own forward with a transformers `DynamicCache`.
 
-    def __init__(self, model: nn.Module, cache_argument: str) -> None:
+    Args:
+        model: takes a cache.
+        cache_argument: under this name.
+        whole: keep every token, of layers that attend within a window as well.
+    """
+
+    def __init__(self, model: nn.Module, cache_argument: str, whole: bool = False) -> None:
         from transformers import DynamicCache
 
         bare: Any = bare_model(model)
         self.model = bare
-        self.cache: Any = DynamicCache(config=bare.config)
+        self.cache: Any = DynamicCache() if whole else DynamicCache(config=bare.config)
         self.cache_argument = cache_argument
         self.attention_mask = torch.empty(0)
         self.names = forward_arguments(self.model)[0]

@@ -10,21 +10,21 @@ On the CPU the same steps run without graphs, which is how they are tested.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlkit.engines.budget import is_out_of_memory
 from rlkit.engines.forward import bare_model
 from rlkit.engines.packing import distinct_prompts
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder
-from rlkit.generation.fused import FusedLayer, sample_fused
-from rlkit.generation.fused import add_and_normalise as add_and_normalise_fused
-from rlkit.generation.llama import LlamaLayer, add_and_normalise, normalise, norms_of
+from rlkit.generation.fused import sample_fused
 from rlkit.generation.sampling import sample
-from rlkit.generation.skinny import SideBySide
+from rlkit.generation.steps import step_of
 from rlkit.kernels import available
 
 __all__ = ["GraphedDecoder"]
@@ -122,10 +122,10 @@ class _Buffers:
 
 
 class GraphedDecoder:
-    """Samples responses from a model of the Llama family; keeps its buffers and graphs from call to call.
+    """Samples responses from a dense decoder; keeps its buffers and graphs from call to call.
 
     Args:
-        model: a model for which `is_llama_like` holds.
+        model: a model for which `suits_steps` holds.
         cache_argument: name under which its forward takes a cache.
         pad_token_id: written right of a response.
         graphs: capture steps as CUDA graphs; None does so on a CUDA device.
@@ -135,9 +135,7 @@ class GraphedDecoder:
         self.model: Any = bare_model(model)
         self.cache_argument, self.pad_token_id = cache_argument, pad_token_id
         self.device = next(self.model.parameters()).device
-        self.fused = available(self.device)
-        self.add_and_normalise = add_and_normalise_fused if self.fused else add_and_normalise
-        self.sample = sample_fused if self.fused else sample
+        self.sample = sample_fused if available(self.device) else sample
         self.uses_graphs = self.device.type == "cuda" if graphs is None else graphs
         self._pool: Any = None
         self._buffers: _Buffers | None = None
@@ -188,10 +186,9 @@ class GraphedDecoder:
         kept = self._buffers
         if kept is None or kept.size < size or kept.capacity != capacity or kept.steps < steps:
             self.release()
-            attention = self.model.model.layers[0].self_attn
-            key_heads = attention.k_proj.out_features // attention.head_dim
-            shape = (len(self.layers), 2, size, key_heads, capacity, attention.head_dim)
-            kept = self._buffers = _Buffers(shape, steps, self.model.lm_head.weight.dtype, device)
+            layers, key_heads, head_width = self.step.cache_shape
+            shape = (layers, 2, size, key_heads, capacity, head_width)
+            kept = self._buffers = _Buffers(shape, steps, next(self.model.parameters()).dtype, device)
         return kept
 
     def release(self) -> None:
@@ -203,7 +200,7 @@ class GraphedDecoder:
         """One forward over each distinct prompt, its keys and values copied to every row of it; the first token."""
         count, width = input_ids.shape
         first, row_of = distinct_prompts(input_ids, attention_mask)
-        prompt = CachedDecoder(self.model, self.cache_argument)
+        prompt = CachedDecoder(self.model, self.cache_argument, whole=True)
         logits = prompt.prefill(input_ids[first], attention_mask[first])
         rows = buffers.rows(_rows_for(count))
         for stored, layer in zip(rows.stored, prompt.cache.layers, strict=True):
@@ -247,45 +244,55 @@ class GraphedDecoder:
         key = (len(rows), width, replace(params, max_new_tokens=1))
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._capture(buffers, rows, width, params)
+            try:
+                graph = self._graphs[key] = self._capture(buffers, rows, width, params)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                self._go_on_without_graphs(error)
+                self._forward(buffers, rows, width, params)
+                return
         graph.replay()
+
+    def _go_on_without_graphs(self, error: RuntimeError) -> None:
+        """A model's own forward may do what a graph cannot hold, such as asking the host for a number."""
+        self.uses_graphs = False
+        self._graphs.clear()
+        warnings.warn(
+            f"{type(self.model).__name__}'s decoding step cannot be captured as a CUDA graph ({error}); its tokens are "
+            "the same without, and take longer",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _capture(self, buffers: _Buffers, rows: _Rows, width: int, params: SamplingParams) -> torch.cuda.CUDAGraph:
         """A graph of the step. What warming up changes is put back."""
         moving = (rows.bias, rows.lengths, rows.tokens, rows.running, buffers.place, buffers.time)
         written = (buffers.ids, buffers.logprobs, buffers.mask)
         before = [tensor.clone() for tensor in (*moving, *written)]
-        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            self._forward(buffers, rows, width, params)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._forward(buffers, rows, width, params)
-        for tensor, value in zip((*moving, *written), before, strict=True):
-            tensor.copy_(value)
+        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        try:
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                self._forward(buffers, rows, width, params)
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._forward(buffers, rows, width, params)
+        finally:
+            for tensor, value in zip((*moving, *written), before, strict=True):
+                tensor.copy_(value)
         return graph
 
     def _forward(self, buffers: _Buffers, rows: _Rows, width: int, params: SamplingParams) -> None:
-        trunk = self.model.model
-        x = trunk.embed_tokens(rows.tokens)
-        cos, sin = trunk.rotary_emb(x, rows.lengths)
-        half = cos.shape[-1] // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         rows.bias.index_fill_(3, buffers.place, 0.0)
-        bias = rows.bias[..., :width]
-        normed = normalise(self.norms[0], x)
-        for layer, stored, after in zip(self.layers, rows.stored[..., :width, :], self.norms[1:], strict=True):
-            x, normed = self.add_and_normalise(
-                x, layer.attend(normed, cos, sin, stored, bias, buffers.place), layer.norm
-            )
-            x, normed = self.add_and_normalise(x, layer.feed_forward(normed), after)
+        stored = rows.stored[..., :width, :]
+        logits = self.step(rows.tokens, rows.lengths, buffers.place, stored, rows.bias[..., :width])
         rows.lengths.add_(1)
         buffers.place.add_(1)
-        self._take(buffers, rows, self.head(normed), params)
+        self._take(buffers, rows, logits, params)
 
     def _take(self, buffers: _Buffers, rows: _Rows, logits: Tensor, params: SamplingParams) -> None:
         """Samples a token a row and writes it down; rows that sampled a stop token end."""
@@ -324,11 +331,8 @@ class GraphedDecoder:
         return tuple(parameter.data_ptr() for parameter in self.model.parameters())
 
     def _read_weights(self) -> None:
-        """Makes the layers of the step, which refer to the weights where they lie now."""
-        layer_of = FusedLayer if self.fused else LlamaLayer
-        self.layers = [layer_of(layer) for layer in self.model.model.layers]
-        self.norms = norms_of(self.model.model)
-        self.head = SideBySide([self.model.lm_head])
+        """Makes the step, which refers to the weights where they lie now."""
+        self.step = step_of(self.model)
         self._addresses = self._weight_addresses()
 
     def _forget_graphs_of_moved_weights(self) -> None:

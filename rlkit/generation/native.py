@@ -16,6 +16,7 @@ from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
 from rlkit.generation.graphed import GraphedDecoder
 from rlkit.generation.llama import LlamaDecoder, is_llama_like
 from rlkit.generation.sampling import sample
+from rlkit.generation.steps import suits_steps
 
 __all__ = ["NativeGenerator"]
 
@@ -86,7 +87,7 @@ class NativeGenerator:
     def _on_device(self, device: torch.device) -> GraphedDecoder | None:
         """The decoder that stays on a GPU, where there is one and the model allows it."""
         cache = cache_argument(bare_model(self.model))
-        if device.type != "cuda" or cache is None or not is_llama_like(self.model):
+        if device.type != "cuda" or cache is None or not suits_steps(self.model):
             return None
         if self._graphed is None:
             self._graphed = GraphedDecoder(self.model, cache, self.pad_token_id)

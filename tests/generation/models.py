@@ -8,12 +8,19 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from rlkit.algorithms.truncation import Sampled
@@ -52,6 +59,19 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "mistral-window": MistralConfig(**_SHAPE, sliding_window=4),
     "qwen2": Qwen2Config(**_SHAPE),
     "qwen3": Qwen3Config(**_SHAPE, head_dim=8),
+    "gemma": GemmaConfig(**_SHAPE, head_dim=8),
+    "gemma2": Gemma2Config(**_SHAPE, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+    "gemma3": Gemma3TextConfig(
+        **_SHAPE,
+        head_dim=8,
+        sliding_window=6,
+        query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "granite": GraniteConfig(**_SHAPE, logits_scaling=2.0, residual_multiplier=0.5, attention_multiplier=0.2),
+    "olmo2": Olmo2Config(**_SHAPE),
+    "phi3": Phi3Config(**_SHAPE),
+    "smollm3": SmolLM3Config(**_SHAPE, no_rope_layer_interval=2),
     "gpt2": GPT2Config(
         vocab_size=48,
         n_embd=32,
@@ -66,6 +86,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 WRITTEN_OUT = ("llama", "llama-biased", "llama-long", "mistral", "qwen2", "qwen3")
 """Families whose decoding step is written out."""
+OWN_FORWARD = ("gemma", "gemma2", "gemma3", "granite", "mistral-window", "olmo2", "phi3", "smollm3")
+"""Families that decode through their own forward in fixed buffers."""
 
 
 def family_model(name: str, seed: int = 0) -> Any:

@@ -13,9 +13,9 @@ from rlkit.generation import graphed
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.graphed import GraphedDecoder
 from rlkit.generation.native import NativeGenerator
-from tests.generation.models import CONFIGS, family_model, prompts
+from tests.generation.models import CONFIGS, OWN_FORWARD, family_model, prompts
 
-FAMILIES = ["llama", "llama-biased", "llama-long", "qwen2", "qwen3"]
+FAMILIES = ["llama", "llama-biased", "llama-long", "qwen2", "qwen3", *OWN_FORWARD]
 
 
 def both(family: str, params: SamplingParams, copies: int = 3, **options: Any) -> tuple[Generated, Generated]:
@@ -143,6 +143,24 @@ def test_graphs_replay_what_the_steps_compute(family: str, monkeypatch: pytest.M
         for _ in range(3):
             assert_same(plain, decoder.generate(ids, mask, params, numbers))
     assert decoder._graphs
+
+
+def test_a_step_that_cannot_be_captured_goes_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(GraphedDecoder, "_capture", capture)
+    model = family_model("gemma2")
+    argument = cache_argument(model)
+    assert argument is not None
+    ids, mask = prompts()
+    numbers = torch.rand(len(ids), 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    decoder = GraphedDecoder(model, argument, 2, graphs=True)
+    with torch.no_grad():
+        wanted = GraphedDecoder(model, argument, 2, graphs=False).generate(ids, mask, SamplingParams(8), numbers)
+        with pytest.warns(RuntimeWarning, match="cannot be captured as a CUDA graph .* longer"):
+            assert_same(wanted, decoder.generate(ids, mask, SamplingParams(8), numbers))
+        assert_same(wanted, decoder.generate(ids, mask, SamplingParams(8), numbers))
 
 
 def test_every_family_is_one_of_the_models() -> None:

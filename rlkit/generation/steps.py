@@ -1,0 +1,174 @@
+"""The forward of one decoding step in buffers with fixed addresses, as a CUDA graph needs it.
+
+For the Llama family it is written out, with fused kernels on a GPU. Other dense decoders run their own forward over the
+same buffers, with attention that neither copies heads out nor asks the host anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, Cache
+
+from rlkit.engines.forward import bare_model, cache_argument, forward_arguments
+from rlkit.generation.fused import FusedLayer
+from rlkit.generation.fused import add_and_normalise as add_and_normalise_fused
+from rlkit.generation.llama import LlamaLayer, add_and_normalise, is_llama_like, normalise, norms_of
+from rlkit.generation.skinny import SideBySide
+from rlkit.kernels import available
+
+__all__ = ["ModelStep", "Step", "WrittenOutStep", "step_of", "suits_steps"]
+
+_ATTENTION = "rlkit_decoding"
+_FAMILIES = {
+    f"{family}ForCausalLM" for family in ("Gemma", "Gemma2", "Gemma3", "Granite", "Mistral", "Olmo2", "Phi3", "SmolLM3")
+}
+
+
+class Step(Protocol):
+    """Logits of the next token."""
+
+    cache_shape: tuple[int, int, int]
+    """Layers, key heads and head width of the cache."""
+
+    def __call__(self, tokens: Tensor, lengths: Tensor, place: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
+        """
+        Args:
+            tokens: (b,) int64, what each row takes in.
+            lengths: (b, 1) int64, the position of that token in its row.
+            place: (1,) int64, the column of the cache where its key and value go.
+            stored: (layers, 2, b, key heads, W, D) the columns of the cache that may be read, among them that one.
+            bias: (b, 1, 1, W) added to attention scores: -inf where nothing may be read.
+
+        Returns:
+            (b, V) logits.
+        """
+        ...
+
+
+def suits_steps(model: nn.Module) -> bool:
+    """Whether `step_of` has a step for a model, computed as the model itself would."""
+    if is_llama_like(model):
+        return True
+    bare: Any = bare_model(model)
+    kind = type(bare)
+    if kind.__name__ not in _FAMILIES or not kind.__module__.startswith("transformers.models."):
+        return False
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in bare.modules())
+    return not hooked and cache_argument(bare) is not None
+
+
+def step_of(model: nn.Module) -> Step:
+    """The step of a model for which `suits_steps` holds; it refers to the weights where they lie now."""
+    return WrittenOutStep(bare_model(model)) if is_llama_like(model) else ModelStep(bare_model(model))
+
+
+class WrittenOutStep:
+    """The Llama family."""
+
+    def __init__(self, model: Any) -> None:
+        fused = available(model.lm_head.weight.device)
+        self.trunk = model.model
+        self.layers = [(FusedLayer if fused else LlamaLayer)(layer) for layer in self.trunk.layers]
+        self.norms = norms_of(self.trunk)
+        self.head = SideBySide([model.lm_head])
+        self.add_and_normalise = add_and_normalise_fused if fused else add_and_normalise
+        self.cache_shape = _cache_shape(model.config)
+
+    def __call__(self, tokens: Tensor, lengths: Tensor, place: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
+        x = self.trunk.embed_tokens(tokens)
+        cos, sin = self.trunk.rotary_emb(x, lengths)
+        half = cos.shape[-1] // 2
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        normed = normalise(self.norms[0], x)
+        for layer, own, after in zip(self.layers, stored, self.norms[1:], strict=True):
+            x, normed = self.add_and_normalise(x, layer.attend(normed, cos, sin, own, bias, place), layer.norm)
+            x, normed = self.add_and_normalise(x, layer.feed_forward(normed), after)
+        return self.head(normed)
+
+
+class ModelStep:
+    """A model's own forward; its layers may attend within a sliding window, and cap their scores."""
+
+    def __init__(self, model: Any) -> None:
+        AttentionInterface.register(_ATTENTION, _attend)
+        self.model, config = model, model.config
+        self.cache_argument = cache_argument(model) or ""
+        self.one_logit = {"logits_to_keep": 1} if "logits_to_keep" in forward_arguments(model)[0] else {}
+        self.cache_shape = _cache_shape(config)
+        self.kinds = set(getattr(config, "layer_types", None) or ())
+        self.window = getattr(config, "sliding_window", None)
+
+    def __call__(self, tokens: Tensor, lengths: Tensor, place: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
+        config = self.model.config
+        before, config._attn_implementation = config._attn_implementation, _ATTENTION
+        try:
+            output = self.model(
+                tokens.unsqueeze(1),
+                position_ids=lengths,
+                attention_mask=self._mask(bias, place),
+                use_cache=True,
+                **{self.cache_argument: _Stored(stored, place)},
+                **self.one_logit,
+            )
+        finally:
+            config._attn_implementation = before
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _mask(self, bias: Tensor, place: Tensor) -> Tensor | dict[str, Tensor]:
+        """What the model's forward takes as its mask; one for each kind of layer where there are several."""
+        if self.window is None:
+            return dict.fromkeys(self.kinds, bias) if len(self.kinds) > 1 else bias
+        columns = torch.arange(bias.shape[-1], device=bias.device)
+        near = bias.masked_fill(columns <= place - self.window, float("-inf"))
+        if self.kinds == {"full_attention"}:
+            return bias
+        return {"full_attention": bias, "sliding_attention": near} if self.kinds - {"sliding_attention"} else near
+
+
+class _Stored(Cache):
+    """Keys and values in buffers of the caller's, one column a step."""
+
+    def __init__(self, stored: Tensor, place: Tensor) -> None:
+        super().__init__(layers=[])
+        self.stored, self.place = stored, place
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        keys, values = self.stored[layer_idx]
+        keys.index_copy_(2, self.place, key_states)
+        values.index_copy_(2, self.place, value_states)
+        return keys, values
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one query a row: query (b, H, 1, D), key and value (b, K, W, D) -> (b, 1, H, D)."""
+    if softcap is None:
+        grouped = query.shape[1] != key.shape[1]
+        out = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=grouped
+        )
+        return out.transpose(1, 2), None
+    heads, width = query.shape[1], query.shape[-1]
+    by_key = query.view(len(query), key.shape[1], -1, width)
+    scores = by_key @ key.transpose(2, 3) * (width**-0.5 if scaling is None else scaling)
+    shares = (softcap * torch.tanh(scores / softcap) + attention_mask).softmax(-1, dtype=torch.float32)
+    return (shares.to(query.dtype) @ value).view(len(query), 1, heads, width), None
+
+
+def _cache_shape(config: Any) -> tuple[int, int, int]:
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, width

@@ -1,7 +1,8 @@
-"""Norms and gates of decoder layers as one kernel each, for as long as a forward on a GPU lasts."""
+"""Norms, gates and rotations of decoder layers as one kernel each, for as long as a forward on a GPU lasts."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,33 +13,41 @@ from torch.nn.functional import rms_norm
 from rlkit.engines.forward import device_of
 from rlkit.kernels import available
 from rlkit.kernels.gates import silu_times
+from rlkit.kernels.rotary import rotated
 
 __all__ = ["fused_modules"]
 
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 _NORMS = {f"{family}RMSNorm" for family in _FAMILIES}
 _MLPS = {f"{family}MLP" for family in _FAMILIES}
+_ATTENTIONS = {f"{family}Attention" for family in _FAMILIES}
 
 
 @contextmanager
 def fused_modules(model: nn.Module) -> Iterator[None]:
-    """Within it, the model's RMS norms and SiLU gates run as single kernels; its weights are read where they are.
+    """Within it, the model's RMS norms, SiLU gates and rotations run as single kernels; weights are read in place.
 
     The kernels round once where the modules' own operations round in between, so that in half precision results differ
     by about that. On the CPU, and for modules of other families or with a forward of their own, nothing changes.
+    Rotations are a function of the family's source file; other models of the family get the same from it meanwhile.
     """
-    changed = []
+    changed, files = list[nn.Module](), set[str]()
     if available(device_of(model)):
         for module in model.modules():
+            if type(module).__name__ in _ATTENTIONS:
+                files.add(type(module).__module__)
             forward = _forward_of(module)
             if forward is not None and "forward" not in module.__dict__:
                 module.forward = forward
                 changed.append(module)
+    rotations = [_Rotation(file) for file in files if file.startswith("transformers.models.")]
     try:
         yield
     finally:
         for module in changed:
             del module.__dict__["forward"]
+        for rotation in rotations:
+            rotation.end()
 
 
 def _forward_of(module: Any) -> Callable[[Tensor], Tensor] | None:
@@ -62,3 +71,24 @@ def _gated(module: Any, x: Tensor) -> Tensor:
     gate, up = module.gate_proj(x), module.up_proj(x)
     product = silu_times(gate.flatten(0, -2), up.flatten(0, -2))
     return module.down_proj(product.view(gate.shape))  # type: ignore[no-any-return]
+
+
+class _Rotation:
+    """In a family's source file, in place of the function that rotates queries and keys."""
+
+    name = "apply_rotary_pos_emb"
+
+    def __init__(self, file: str) -> None:
+        self.names = vars(sys.modules[file])
+        self.plain = self.names[self.name]
+        self.names[self.name] = self
+
+    def end(self) -> None:
+        self.names[self.name] = self.plain
+
+    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *further: Any, **named: Any) -> Any:
+        """q (1, H, N, D) and k (1, K, N, D), rotated by cos and sin (1, N, D)."""
+        packed = q.dim() == 4 and len(q) == len(cos) == 1 and cos.shape[-1] == q.shape[-1]
+        if further or named or not packed or not available(q.device):
+            return self.plain(q, k, cos, sin, *further, **named)
+        return tuple(rotated(x[0].transpose(0, 1), cos[0], sin[0]).transpose(0, 1).unsqueeze(0) for x in (q, k))

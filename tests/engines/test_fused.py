@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -22,6 +23,16 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         monkeypatch.setattr(fused, "available", lambda device: True)
         monkeypatch.setattr(fused, "silu_times", lambda gate, up: silu(gate) * up)
+        monkeypatch.setattr(fused, "rotated", plainly_rotated)
+
+
+def plainly_rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sin.unsqueeze(1)
+
+
+def rotation_of(model: Any) -> Any:
+    return vars(sys.modules[type(model.model.layers[0].self_attn).__module__])["apply_rotary_pos_emb"]
 
 
 def model_of(family: str) -> Any:
@@ -29,7 +40,7 @@ def model_of(family: str) -> Any:
 
 
 def logits_and_gradients(model: nn.Module) -> list[Tensor]:
-    ids = torch.arange(10, device=next(model.parameters()).device).view(2, 5)
+    ids = torch.arange(10, device=next(model.parameters()).device).unsqueeze(0)
     logits = model(ids).logits
     return [logits, *torch.autograd.grad(logits.square().mean(), list(model.parameters()))]
 
@@ -42,14 +53,21 @@ def changed(model: nn.Module) -> list[str]:
 def test_logits_and_gradients_are_the_same(family: str, everywhere: None) -> None:
     model = model_of(family)
     wanted = logits_and_gradients(model)
+    rotation = rotation_of(model)
     with fused_modules(model):
         names = changed(model)
+        assert rotation_of(model) is not rotation
+        with fused_modules(model):  # as when a layer is computed again
+            pass
         found = logits_and_gradients(model)
+        rows = model(torch.arange(10, device=model.device).view(2, 5)).logits
+    assert rotation_of(model) is rotation
     assert any("RMSNorm" in name for name in names), names
     assert any("MLP" in name for name in names), names
     assert not changed(model)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rows, model(torch.arange(10, device=model.device).view(2, 5)).logits)
 
 
 def test_a_forward_of_its_own_stays(everywhere: None) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rlkit.data.reading import begin_once, beginning_token
-from rlkit.engines.heads import pool_last
+from rlkit.engines.heads import last_states, pool_last
 from rlkit.errors import ModelError, RewardError
 
 Columns = Sequence[Mapping[str, Any]]
@@ -76,10 +76,8 @@ class TextBatcher:
     def forward(self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Scores (b,) float32 of the texts in one pass, differentiable."""
         specials, bos = not self.has_template, beginning_token(self.tokenizer)
-        encoded = [
-            begin_once(list(self.tokenizer(text, add_special_tokens=specials)["input_ids"]), bos)[-self.max_length :]
-            for text in texts
-        ]
+        given = self.tokenizer(list(texts), add_special_tokens=specials)["input_ids"]
+        encoded = [begin_once(list(tokens), bos)[-self.max_length :] for tokens in given]
         width = max(map(len, encoded))
         ids = torch.zeros(len(texts), width, dtype=torch.int64)
         mask = torch.zeros(len(texts), width, dtype=torch.bool)
@@ -137,8 +135,7 @@ class ClassifierScorer:
         """Outputs (b, labels). Decoders are pooled by the mask: their own pooling looks for the pad id."""
         model: Any = self.batcher.model
         if hasattr(model, "score") and hasattr(model, "base_model"):
-            hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
-            logits: torch.Tensor = model.score(pool_last(hidden, mask))
+            logits: torch.Tensor = model.score(last_states(model.base_model, ids, mask))
             return logits
         output = model(input_ids=ids, attention_mask=mask)
         logits = output.logits if hasattr(output, "logits") else output

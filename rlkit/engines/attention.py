@@ -40,6 +40,8 @@ def packs(model: nn.Module) -> bool:
     config = config.get_text_config()
     if config is not bare.config or getattr(config, "attn_logit_softcapping", None):
         return False
+    if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
+        return False
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return set(kinds) == {"full_attention"}

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rlkit.engines.attention import packed_forward, packs
+from rlkit.engines.packing import pack_sequences
 from rlkit.errors import ModelError
 
-__all__ = ["ValueHead", "load_head", "pool_last", "save_head"]
+__all__ = ["ValueHead", "last_states", "load_head", "pool_last", "save_head"]
 
 HEAD_FILE = "value_head.safetensors"
 
@@ -44,6 +46,23 @@ def pool_last(states: Tensor, mask: Tensor) -> Tensor:
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = (mask.bool() * (positions + 1)).argmax(dim=1)
     return states[torch.arange(len(states), device=states.device), last]
+
+
+def last_states(trunk: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """(B, H): the last hidden state at the last attended token of each row, from a forward without padding if possible.
+
+    Args:
+        trunk: a decoder without an output head.
+        ids: (B, L) int64.
+        mask: (B, L) bool, true at real tokens; every row has at least one.
+    """
+    if not packs(trunk):
+        return pool_last(trunk(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+    layout = pack_sequences(ids, mask)
+    with packed_forward(trunk, layout):
+        output = trunk(input_ids=layout.ids[None], position_ids=layout.positions[None], use_cache=False)
+    states: Tensor = output.last_hidden_state[0, layout.predicts]
+    return states
 
 
 def save_head(head: nn.Module, directory: str | PathLike[str]) -> Path:

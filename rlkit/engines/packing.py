@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Packed", "distinct_prompts", "pack"]
+__all__ = ["Packed", "distinct_prompts", "pack", "pack_sequences"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Packed:
         key_starts: (S+1,) int32, where the keys of each segment start in the order of `keys`.
         longest_query, longest_key: most tokens and most keys of one segment.
         keys: (M,) int64, which token each key belongs to; None where every segment has the keys of its own tokens.
-        predicts: (R,) int64, for each of the R real response tokens, row by row, the token whose state predicts it.
+        predicts: (R,) int64, the tokens whose states are read: for each of R response tokens, row by row, the one that
+            predicts it.
     """
 
     ids: Tensor
@@ -74,20 +75,27 @@ def pack(batch_ids: Tensor, attention_mask: Tensor, prompt_width: int) -> Packed
     return _shared_prompts(batch_ids, prompts, read, sizes, first, row_of)
 
 
-def _whole_sequences(batch_ids: Tensor, read: Tensor, sizes: tuple[Tensor, Tensor]) -> Packed:
-    lengths = read.sum(1)
+def pack_sequences(ids: Tensor, mask: Tensor) -> Packed:
+    """The layout of whole sequences (B, L), one segment each, of which the state at the last token (B,) is read."""
+    mask = mask.bool()
+    lengths = mask.sum(1)
     starts = _starts(lengths)
-    rows, places = _response_places(sizes[1])
     return Packed(
-        ids=batch_ids[read],
+        ids=ids[mask],
         positions=_places_within(lengths),
         query_starts=starts.int(),
         key_starts=starts.int(),
         longest_query=int(lengths.max()),
         longest_key=int(lengths.max()),
         keys=None,
-        predicts=starts[rows] + sizes[0][rows] - 1 + places,
+        predicts=starts[1:] - 1,
     )
+
+
+def _whole_sequences(batch_ids: Tensor, read: Tensor, sizes: tuple[Tensor, Tensor]) -> Packed:
+    whole = pack_sequences(batch_ids, read)
+    rows, places = _response_places(sizes[1])
+    return replace(whole, predicts=whole.query_starts.long()[rows] + sizes[0][rows] - 1 + places)
 
 
 def _shared_prompts(

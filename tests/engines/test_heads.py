@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.engines.heads import ValueHead, load_head, pool_last, save_head
+from rlkit.engines.attention import packs
+from rlkit.engines.heads import ValueHead, last_states, load_head, pool_last, save_head
 from rlkit.errors import ModelError
+from tests.generation.models import family_model
 
 
 def test_a_fresh_head_expects_nothing_and_can_learn() -> None:
@@ -75,3 +77,21 @@ def test_a_head_of_another_size_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not fit this model"):
         load_head(head, tmp_path)
     assert not head.linear.weight.any()
+
+
+PACKED, PADDED = ("llama", "qwen2", "qwen3", "gpt2"), ("gemma2", "mistral-window")
+
+
+@pytest.mark.parametrize(
+    ("family", "left"), [(name, side) for name in PACKED for side in (False, True)] + [(name, False) for name in PADDED]
+)
+def test_the_last_state_is_that_of_each_row_alone(family: str, left: bool) -> None:
+    trunk = family_model(family).base_model
+    lengths = torch.tensor([5, 9, 1, 7])
+    columns = torch.arange(9)
+    mask = columns >= 9 - lengths[:, None] if left else columns < lengths[:, None]
+    ids = torch.randint(3, 40, mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    assert packs(trunk) is (family in PACKED)
+    with torch.no_grad():
+        alone = [trunk(input_ids=row[own][None]).last_hidden_state[0, -1] for row, own in zip(ids, mask, strict=True)]
+        torch.testing.assert_close(last_states(trunk, ids, mask), torch.stack(alone), rtol=1e-4, atol=1e-5)

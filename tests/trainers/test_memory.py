@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlkit.engines import logprobs
 from rlkit.errors import ModelError
+from rlkit.generation.joined import Joined
 from rlkit.trainers.base import Trainer, new_learner
 from tests.tiny import tiny_model
 from tests.trainers.toys import grpo, ppo
@@ -141,11 +142,20 @@ def test_precision_is_the_models_own_on_the_cpu_and_half_on_a_gpu() -> None:
     assert trainer.actor.model.dtype == trainer.reference.model.dtype == expected
 
 
+def lay_side_by_side(model: Any) -> None:
+    """Weights as decoding on a GPU leaves them: views of larger tensors."""
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for group in ([attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]):
+            assert Joined(group).weight is not None
+
+
 def test_a_run_in_the_background_keeps_its_master_weights(tmp_path: Path) -> None:
     """One step here, two in the driver, one here again: the same weights as four steps here."""
     options = {**OPTIONS, "precision": "bfloat16", "activations": "recompute", "micro_batch_tokens": 40}
     trainer, other = grpo(**options), grpo(**options)
     trainer.step()
+    lay_side_by_side(trainer.actor.model)
     run = trainer.start(str(tmp_path / "run"), steps=2)
     run.wait()
     trainer = run.load()

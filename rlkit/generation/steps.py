@@ -6,6 +6,7 @@ same buffers, with attention that neither copies heads out nor asks the host any
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from rlkit.kernels import available
 
 __all__ = ["ModelStep", "Step", "WrittenOutStep", "step_of", "suits_steps"]
 
-_ATTENTION = "rlkit_decoding"
+_ATTENTION, _UNCAPPED = "rlkit_decoding", "rlkit_decoding_uncapped"
 _FAMILIES = {
     f"{family}ForCausalLM" for family in ("Gemma", "Gemma2", "Gemma3", "Granite", "Mistral", "Olmo2", "Phi3", "SmolLM3")
 }
@@ -95,6 +96,7 @@ class ModelStep:
 
     def __init__(self, model: Any) -> None:
         AttentionInterface.register(_ATTENTION, _attend)
+        AttentionInterface.register(_UNCAPPED, partial(_attend, capped=False))
         self.model, config = model, model.config
         self.cache_argument = cache_argument(model) or ""
         self.one_logit = {"logits_to_keep": 1} if "logits_to_keep" in forward_arguments(model)[0] else {}
@@ -104,7 +106,9 @@ class ModelStep:
 
     def __call__(self, tokens: Tensor, lengths: Tensor, place: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
         config = self.model.config
-        before, config._attn_implementation = config._attn_implementation, _ATTENTION
+        before = config._attn_implementation
+        # Where the model itself attends through "sdpa", older versions of transformers leave the cap on scores out.
+        config._attn_implementation = _UNCAPPED if before == "sdpa" else _ATTENTION
         try:
             output = self.model(
                 tokens.unsqueeze(1),
@@ -152,10 +156,11 @@ def _attend(
     attention_mask: Tensor,
     scaling: float | None = None,
     softcap: float | None = None,
+    capped: bool = True,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one query a row: query (b, H, 1, D), key and value (b, K, W, D) -> (b, 1, H, D)."""
-    if softcap is None:
+    if softcap is None or not capped:
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=grouped

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from rlkit.data.reading import begin_once, beginning_token
-from rlkit.engines.heads import last_states, pool_last
+from rlkit.engines.heads import last_states
+from rlkit.engines.logprobs import last_logits
 from rlkit.errors import ModelError, RewardError
 
 Columns = Sequence[Mapping[str, Any]]
@@ -177,7 +178,7 @@ class JudgeScorer:
         return texts
 
     def _read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        logits = pool_last(self.batcher.model(input_ids=ids, attention_mask=mask).logits, mask)
+        logits = last_logits(self.batcher.model, ids, mask)
         yes, no = self.answers
         return torch.sigmoid(logits[:, yes] - logits[:, no])
 

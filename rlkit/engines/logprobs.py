@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from rlkit.algorithms.distributions import Sampled, logprobs_and_entropy, token_logprobs
 from rlkit.engines.attention import packed_forward, packs
 from rlkit.engines.forward import bare_model, call_logits, logits_of, output_head
-from rlkit.engines.packing import pack
+from rlkit.engines.heads import pool_last
+from rlkit.engines.packing import pack, pack_sequences
 from rlkit.errors import ModelError
 
-__all__ = ["TokenScores", "response_scores", "response_states"]
+__all__ = ["TokenScores", "last_logits", "response_scores", "response_states"]
 
 EntropyMode = Literal["value", "differentiable"] | None
 
@@ -102,6 +103,25 @@ def response_states(model: nn.Module, batch_ids: Tensor, full_attention_mask: Te
     if head is None:
         raise ModelError(_NO_HEAD.format(type(model).__name__))
     return _unpack_states(_states(model, head, batch_ids, full_attention_mask, mask), mask)
+
+
+def last_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """(B, V) logits at the last attended token of each row; those of other tokens are not computed.
+
+    Args:
+        model: a causal language model, see `rlkit.engines.forward`.
+        ids: (B, L) int64.
+        mask: (B, L) bool, true at real tokens; every row has at least one.
+    """
+    head, bare = output_head(model), bare_model(model)
+    if head is None:
+        return pool_last(call_logits(model, ids, mask, use_cache=False), mask)
+    if not packs(model):
+        with _before_head(head, lambda states: pool_last(states, mask), None):
+            return call_logits(model, ids, mask, use_cache=False)[0]
+    layout = pack_sequences(ids, mask)
+    with _before_head(head, lambda states: states[0, layout.predicts], None), packed_forward(model, layout):
+        return logits_of(bare(layout.ids[None], position_ids=layout.positions[None], use_cache=False), bare)[0]
 
 
 def _states(model: nn.Module, head: nn.Module, batch_ids: Tensor, full_attention_mask: Tensor, mask: Tensor) -> Tensor:

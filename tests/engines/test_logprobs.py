@@ -287,3 +287,14 @@ def test_the_attention_of_a_model_is_its_own_again_after_a_packed_forward() -> N
 @pytest.mark.parametrize("family", ["mistral-window", "recurrent"])
 def test_models_that_cannot_be_packed_are_run_padded(family: str) -> None:
     assert not logprobs.packs(Recurrent() if family == "recurrent" else family_model(family))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "granite", "mistral-window"])
+def test_logits_of_the_last_token_are_those_of_each_row_alone(family: str) -> None:
+    """Caps and scales after the output head included."""
+    model = family_model(family)
+    ids, mask, _ = batch(2, 3)
+    ids, mask = ids[:, 2:], torch.arange(ids.shape[1] - 2) < torch.arange(1, len(ids) + 1).unsqueeze(1)
+    with torch.no_grad():
+        alone = [model(row[own][None]).logits[0, -1] for row, own in zip(ids, mask, strict=True)]
+        torch.testing.assert_close(logprobs.last_logits(model, ids, mask), torch.stack(alone), rtol=1e-4, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +90,19 @@ def training_flops(model: Any, tokens: int, pairs: int) -> float:
 def causal_pairs(prompts: Sequence[int], responses: Sequence[int]) -> int:
     """Pairs of query and key of whole sequences."""
     return sum((p + r) * (p + r + 1) // 2 for p, r in zip(prompts, responses, strict=True))
+
+
+def workload(description: str) -> argparse.ArgumentParser:
+    """Options of a step's size: shape, layers, prompts, responses to each, lengths, and tokens of a pass."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--shape", default="0.5b", choices=list(SHAPES))
+    parser.add_argument("--layers", type=int, default=None, help="fewer layers of the shape, where memory is short")
+    parser.add_argument("--groups", type=int, default=64)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--response", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=32_768, help="tokens of a pass, of rlkit")
+    return parser
 
 
 def header() -> str:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import transformers
 from sequential import SequentialPPO
-from shapes import SHAPES, device_of_machine, header, model_of, prompts_of, spread, timed, tokenizer_of
+from shapes import device_of_machine, header, model_of, prompts_of, spread, timed, tokenizer_of, workload
 
 from rlkit import ActorController, CriticController, GRPOTrainer, PPOTrainer, ReferenceController, RewardController
 
@@ -189,16 +189,9 @@ SIDES: dict[str, Callable[[argparse.Namespace, str], tuple[list[float], float, d
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = workload(__doc__.splitlines()[0])
     parser.add_argument("--algorithm", default="grpo", choices=["grpo", "ppo"])
-    parser.add_argument("--shape", default="0.5b", choices=list(SHAPES))
-    parser.add_argument("--layers", type=int, default=None, help="fewer layers of the shape, where memory is short")
-    parser.add_argument("--groups", type=int, default=64)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--response", type=int, default=512)
     parser.add_argument("--micro", type=int, default=32, help="rows of a pass, on sides that count rows")
-    parser.add_argument("--tokens", type=int, default=32_768, help="tokens of a pass, of rlkit")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--generation", default="native")
     parser.add_argument("--sides", nargs="+", default=["rlkit", "trl"], choices=list(SIDES))

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from shapes import (
     PEAK_FLOPS,
-    SHAPES,
     causal_pairs,
     device_of_machine,
     header,
@@ -31,6 +30,7 @@ from shapes import (
     timed,
     tokenizer_of,
     training_flops,
+    workload,
 )
 
 from rlkit import ActorController, GRPOTrainer, ReferenceController, RolloutBatch
@@ -114,14 +114,7 @@ def measure(
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", default="0.5b", choices=list(SHAPES))
-    parser.add_argument("--layers", type=int, default=None, help="fewer layers of the shape, where memory is short")
-    parser.add_argument("--groups", type=int, default=64)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--response", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=32_768)
+    parser = workload(__doc__.splitlines()[0])
     parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=["packed", "padded", "recompute"])

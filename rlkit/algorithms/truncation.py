@@ -126,8 +126,9 @@ class Sampled:
         spread = {name: value for name, value in parts.items() if isinstance(value, Tensor) and value.numel()}
         if not spread:
             return self
-        ends = torch.stack([end.double() for value in spread.values() for end in value.aminmax()]).view(-1, 2).tolist()
-        for name, (least, most) in zip(spread, ends, strict=True):
+        device = next(iter(spread.values())).device
+        ends = [end.double().to(device) for value in spread.values() for end in value.aminmax()]
+        for name, (least, most) in zip(spread, torch.stack(ends).view(-1, 2).tolist(), strict=True):
             if least == most and (least > 0 or name != "temperature"):
                 parts[name] = int(least) if name == "top_k" else least
         return Sampled(**parts)

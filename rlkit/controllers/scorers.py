@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from rlkit.data.reading import begin_once, beginning_token
 from rlkit.engines.heads import last_states
@@ -77,8 +78,16 @@ class TextBatcher:
     def forward(self, texts: Sequence[str], read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Scores (b,) float32 of the texts in one pass, differentiable."""
         specials, bos = not self.has_template, beginning_token(self.tokenizer)
-        given = self.tokenizer(list(texts), add_special_tokens=specials)["input_ids"]
+        if isinstance(self.tokenizer, PreTrainedTokenizerBase):
+            given = self.tokenizer(list(texts), add_special_tokens=specials)["input_ids"]
+        else:  # one of the user's own, of which no more is asked than to take one text
+            given = [self.tokenizer(text, add_special_tokens=specials)["input_ids"] for text in texts]
         encoded = [begin_once(list(tokens), bos)[-self.max_length :] for tokens in given]
+        if not all(encoded):
+            raise RewardError(
+                f"the reward model's tokenizer makes no token of {texts[encoded.index([])]!r}: a prompt and its "
+                "response must not both be empty"
+            )
         width = max(map(len, encoded))
         ids = torch.zeros(len(texts), width, dtype=torch.int64)
         mask = torch.zeros(len(texts), width, dtype=torch.bool)

@@ -19,7 +19,7 @@ from rlkit.engines.fused import fused_modules
 from rlkit.engines.packing import Packed
 from rlkit.utils import is_flash_attn_available
 
-__all__ = ["packed_forward", "packs"]
+__all__ = ["attending_through", "packed_forward", "packs"]
 
 _NAME = "rlkit_packed"
 _HALF = (torch.bfloat16, torch.float16)
@@ -31,7 +31,8 @@ def packs(model: nn.Module) -> bool:
     """Whether a model's sequences can be laid end to end: it mixes tokens by plain causal attention alone.
 
     True for `transformers` decoders whose attention is exchangeable and full in every layer. Models with windows,
-    soft-capped scores, convolutions or recurrent state are run padded.
+    soft-capped scores, convolutions or recurrent state are run padded; so are encoders, and models that compute
+    activations again in transformers' own way, which would not find the layout then.
     """
     bare: Any = bare_model(model)
     config = getattr(bare, "config", None)
@@ -40,8 +41,13 @@ def packs(model: nn.Module) -> bool:
     config = config.get_text_config()
     if config is not bare.config or getattr(config, "attn_logit_softcapping", None):
         return False
-    if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
+    if getattr(config, "use_bidirectional_attention", False):
         return False
+    for module in bare.modules():
+        if getattr(module, "is_causal", True) is False or (
+            module.training and getattr(module, "gradient_checkpointing", False)
+        ):
+            return False
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return set(kinds) == {"full_attention"}
@@ -49,25 +55,35 @@ def packs(model: nn.Module) -> bool:
 
 
 @contextmanager
-def packed_forward(model: nn.Module, layout: Packed) -> Iterator[None]:
-    """Within it, the model's attention follows the layout, and norms and gates are fused where they can be.
+def attending_through(config: Any, name: str) -> Iterator[None]:
+    """Within it, models of the config attend through a function registered with `transformers`. Threads take turns."""
+    with _switching:
+        before = config._attn_implementation
+        config._attn_implementation = name
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
 
-    Packed forwards of a process take turns.
+
+@contextmanager
+def packed_forward(model: nn.Module, layout: Packed, part: nn.Module | None = None) -> Iterator[None]:
+    """Within it, the model's attention follows the layout, and modules are fused where they can be.
+
+    Args:
+        model: its forward, or a part of it, runs within the block. Packed forwards of a process take turns.
+        layout: of the tokens that it is given.
+        part: the only part that runs, if not all of the model does.
     """
     from transformers import AttentionInterface
 
     AttentionInterface.register(_NAME, _attend)
-    config: Any = bare_model(model).config
-    with _switching:
-        before = config._attn_implementation
-        config._attn_implementation = _NAME
+    with attending_through(bare_model(model).config, _NAME), fused_modules(part or model):
         token = _layout.set(layout)
         try:
-            with fused_modules(model):
-                yield
+            yield
         finally:
             _layout.reset(token)
-            config._attn_implementation = before
 
 
 def current_layout() -> Packed | None:

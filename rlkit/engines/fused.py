@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,23 +31,20 @@ def fused_modules(model: nn.Module) -> Iterator[None]:
     by about that. On the CPU, and for modules of other families or with a forward of their own, nothing changes.
     Rotations are a function of the family's source file; other models of the family get the same from it meanwhile.
     """
-    changed, files = list[nn.Module](), set[str]()
-    if available(device_of(model)):
-        for module in model.modules():
-            if type(module).__name__ in _ATTENTIONS:
-                files.add(type(module).__module__)
-            forward = _forward_of(module)
-            if forward is not None and "forward" not in module.__dict__:
-                module.forward = forward
-                changed.append(module)
-    rotations = [_Rotation(file) for file in files if file.startswith("transformers.models.")]
-    try:
+    with ExitStack() as ends:
+        if available(device_of(model)):
+            files = set()
+            for module in model.modules():
+                kind = type(module)
+                if kind.__name__ in _ATTENTIONS and kind.__module__.startswith("transformers.models."):
+                    files.add(kind.__module__)
+                forward = _forward_of(module)
+                if forward is not None and "forward" not in module.__dict__:
+                    module.forward = forward
+                    ends.callback(module.__dict__.pop, "forward")
+            for file in files:
+                ends.callback(_Rotation(file).end)
         yield
-    finally:
-        for module in changed:
-            del module.__dict__["forward"]
-        for rotation in rotations:
-            rotation.end()
 
 
 def _forward_of(module: Any) -> Callable[[Tensor], Tensor] | None:
@@ -68,6 +65,8 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
 
 def _gated(module: Any, x: Tensor) -> Tensor:
+    if not available(x.device):
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
     gate, up = module.gate_proj(x), module.up_proj(x)
     product = silu_times(gate.flatten(0, -2), up.flatten(0, -2))
     return module.down_proj(product.view(gate.shape))  # type: ignore[no-any-return]

@@ -41,7 +41,7 @@ def activations(model: nn.Module, mode: Activations) -> Iterator[None]:
         layers = _layers(model)
         before = [layer.__dict__.get("forward") for layer in layers]
         for layer in layers:
-            layer.forward = _recomputed(model, layer.forward)
+            layer.forward = _recomputed(model, layer)
         try:
             yield
         finally:
@@ -63,14 +63,15 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
-def _recomputed(model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputed(model: nn.Module, layer: nn.Module) -> Callable[..., Any]:
     """The layer's forward under a checkpoint; a packed layout is in force again when it runs for the second time."""
+    forward = layer.forward
 
     def run(*arguments: Any, **options: Any) -> Any:
         layout = current_layout()
 
         def again(*given: Any, **named: Any) -> Any:
-            with contextlib.nullcontext() if layout is None else packed_forward(model, layout):
+            with contextlib.nullcontext() if layout is None else packed_forward(model, layout, layer):
                 return forward(*given, **named)
 
         return checkpoint(again, *arguments, use_reentrant=False, **options)

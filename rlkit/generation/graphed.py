@@ -11,6 +11,7 @@ On the CPU the same steps run without graphs, which is how they are tested.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,9 +135,7 @@ class GraphedDecoder:
     def __init__(self, model: nn.Module, cache_argument: str, pad_token_id: int, graphs: bool | None = None) -> None:
         self.model: Any = bare_model(model)
         self.cache_argument, self.pad_token_id = cache_argument, pad_token_id
-        self.device = next(self.model.parameters()).device
-        self.sample = sample_fused if available(self.device) else sample
-        self.uses_graphs = self.device.type == "cuda" if graphs is None else graphs
+        self.uses_graphs = next(self.model.parameters()).is_cuda if graphs is None else graphs
         self._pool: Any = None
         self._buffers: _Buffers | None = None
         self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
@@ -247,7 +246,7 @@ class GraphedDecoder:
             try:
                 graph = self._graphs[key] = self._capture(buffers, rows, width, params)
             except RuntimeError as error:
-                if is_out_of_memory(error):
+                if any(is_out_of_memory(cause) for cause in _chain(error)):
                     raise
                 self._go_on_without_graphs(error)
                 self._forward(buffers, rows, width, params)
@@ -258,6 +257,7 @@ class GraphedDecoder:
         """A model's own forward may do what a graph cannot hold, such as asking the host for a number."""
         self.uses_graphs = False
         self._graphs.clear()
+        self._pool = None
         warnings.warn(
             f"{type(self.model).__name__}'s decoding step cannot be captured as a CUDA graph ({error}); its tokens are "
             "the same without, and take longer",
@@ -273,15 +273,17 @@ class GraphedDecoder:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        current = torch.cuda.current_stream(self.device)
         stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         try:
-            stream.wait_stream(torch.cuda.current_stream(self.device))
+            stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 self._forward(buffers, rows, width, params)
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+            current.wait_stream(stream)
             with torch.cuda.graph(graph, pool=self._pool):
                 self._forward(buffers, rows, width, params)
         finally:
+            torch.cuda.set_stream(current)  # a capture that fails leaves its own in force
             for tensor, value in zip((*moving, *written), before, strict=True):
                 tensor.copy_(value)
         return graph
@@ -332,6 +334,8 @@ class GraphedDecoder:
 
     def _read_weights(self) -> None:
         """Makes the step, which refers to the weights where they lie now."""
+        self.device = next(self.model.parameters()).device
+        self.sample = sample_fused if available(self.device) else sample
         self.step = step_of(self.model)
         self._addresses = self._weight_addresses()
 
@@ -340,6 +344,13 @@ class GraphedDecoder:
         if self._weight_addresses() != self._addresses:
             self.release()
             self._read_weights()
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it was raised while handling."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _rows_for(count: int) -> int:

@@ -16,7 +16,8 @@ class Joined:
 
     The layers' parameters become views into one tensor and stay the parameters that they were: an optimizer, a state
     dict and updates in place see no difference, and updates are seen here. Layers of any other kind (adapters,
-    quantised ones), of different dtypes or devices, or of which only some have a bias are called one by one.
+    quantised ones), of different dtypes or devices, that share parameters, or of which only some have a bias are called
+    one by one.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -27,7 +28,8 @@ class Joined:
         weights = [layer.weight for layer in linears]
         biases = [layer.bias for layer in linears if layer.bias is not None]
         alike = len({(weight.dtype, weight.device) for weight in weights}) == 1
-        if len(linears) < len(self.layers) or not alike or len(biases) not in (0, len(linears)):
+        distinct = len({id(parameter) for parameter in [*weights, *biases]}) == len(weights) + len(biases)
+        if len(linears) < len(self.layers) or not (alike and distinct) or len(biases) not in (0, len(linears)):
             return
         self.heights = [len(weight) for weight in weights]
         self.weight = _side_by_side(weights)
@@ -41,7 +43,7 @@ class Joined:
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    return type(layer) is nn.Linear and type(layer.weight.data) is Tensor
+    return type(layer) is nn.Linear and type(layer.weight.data) is Tensor and "forward" not in layer.__dict__
 
 
 @torch.no_grad()

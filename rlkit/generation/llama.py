@@ -16,7 +16,7 @@ from rlkit.engines.forward import bare_model
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.skinny import SideBySide
 
-__all__ = ["LlamaDecoder", "LlamaLayer", "is_llama_like", "moved_out", "normalise"]
+__all__ = ["LlamaDecoder", "LlamaLayer", "is_hooked", "is_llama_like", "moved_out", "normalise"]
 
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -34,8 +34,12 @@ def is_llama_like(model: nn.Module) -> bool:
     config = bare.config
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
     windowed = getattr(config, "sliding_window", None) is not None and kind.__name__ == "MistralForCausalLM"
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in bare.modules())
-    return set(layer_types) == {"full_attention"} and not windowed and not hooked
+    return set(layer_types) == {"full_attention"} and not windowed and not is_hooked(bare)
+
+
+def is_hooked(model: nn.Module) -> bool:
+    """Whether something runs before or after a module's forward that a forward written out would leave out."""
+    return any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in model.modules())
 
 
 class LlamaDecoder(CachedDecoder):

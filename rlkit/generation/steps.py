@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Cache
 
+from rlkit.engines.attention import attending_through
 from rlkit.engines.forward import bare_model, cache_argument, forward_arguments
 from rlkit.generation.fused import FusedLayer
 from rlkit.generation.fused import add_and_normalise as add_and_normalise_fused
-from rlkit.generation.llama import LlamaLayer, add_and_normalise, is_llama_like, normalise, norms_of
+from rlkit.generation.llama import LlamaLayer, add_and_normalise, is_hooked, is_llama_like, normalise, norms_of
 from rlkit.generation.skinny import SideBySide
 from rlkit.kernels import available
 
@@ -58,8 +59,16 @@ def suits_steps(model: nn.Module) -> bool:
     kind = type(bare)
     if kind.__name__ not in _FAMILIES or not kind.__module__.startswith("transformers.models."):
         return False
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in bare.modules())
-    return not hooked and cache_argument(bare) is not None
+    if getattr(bare.config, "use_bidirectional_attention", False) or _turns_change(bare.config):
+        return False
+    return not is_hooked(bare) and cache_argument(bare) is not None
+
+
+def _turns_change(config: Any) -> bool:
+    """Whether rotations depend on the longest sequence of a batch, which rows beyond those that count would decide."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return any(kind.get("rope_type") in ("longrope", "dynamic") for kind in kinds)
 
 
 def step_of(model: nn.Module) -> Step:
@@ -106,10 +115,9 @@ class ModelStep:
 
     def __call__(self, tokens: Tensor, lengths: Tensor, place: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
         config = self.model.config
-        before = config._attn_implementation
         # Where the model itself attends through "sdpa", older versions of transformers leave the cap on scores out.
-        config._attn_implementation = _UNCAPPED if before == "sdpa" else _ATTENTION
-        try:
+        name = _UNCAPPED if config._attn_implementation == "sdpa" else _ATTENTION
+        with attending_through(config, name):
             output = self.model(
                 tokens.unsqueeze(1),
                 position_ids=lengths,
@@ -118,8 +126,6 @@ class ModelStep:
                 **{self.cache_argument: _Stored(stored, place)},
                 **self.one_logit,
             )
-        finally:
-            config._attn_implementation = before
         logits: Tensor = output.logits[:, -1]
         return logits
 
@@ -127,10 +133,10 @@ class ModelStep:
         """What the model's forward takes as its mask; one for each kind of layer where there are several."""
         if self.window is None:
             return dict.fromkeys(self.kinds, bias) if len(self.kinds) > 1 else bias
-        columns = torch.arange(bias.shape[-1], device=bias.device)
-        near = bias.masked_fill(columns <= place - self.window, float("-inf"))
         if self.kinds == {"full_attention"}:
             return bias
+        columns = torch.arange(bias.shape[-1], device=bias.device)
+        near = bias.masked_fill(columns <= place - self.window, float("-inf"))
         return {"full_attention": bias, "sliding_attention": near} if self.kinds - {"sliding_attention"} else near
 
 

@@ -6,17 +6,25 @@ operations that they join.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["available"]
+__all__ = ["available", "on_device_of"]
 
 
 def available(device: torch.device) -> bool:
     """Whether the kernels can run on a device: it is a CUDA GPU and Triton is installed."""
     return device.type == "cuda" and _has_triton()
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Within it, kernels are launched on the GPU where a tensor is."""
+    return torch.cuda.device_of(x)
 
 
 @cache

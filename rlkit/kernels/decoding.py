@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlkit.kernels import on_device_of
+
 __all__ = ["BLOCK", "add_rms_norm", "block_masses", "rotate_and_store"]
 
 BLOCK = 1024
@@ -102,10 +104,11 @@ def rotate_and_store(
     rotated = query.new_empty(query.shape)
     block: int = triton.next_power_of_2(width // 2)
     strides: Any = (*(x.stride(0) for x in (query, key, value)), *keys.stride()[:3])
-    _rotate_and_store[(rows, heads + 2 * key_heads)](
-        query, key, value, cos.contiguous(), sin.contiguous(), place, rotated, keys, values, *strides,
-        heads, key_heads, width, block, num_warps=1,
-    )  # fmt: skip
+    with on_device_of(query):
+        _rotate_and_store[(rows, heads + 2 * key_heads)](
+            query, key, value, cos.contiguous(), sin.contiguous(), place, rotated, keys, values, *strides,
+            heads, key_heads, width, block, num_warps=1,
+        )  # fmt: skip
     return rotated.view(rows, heads, width)
 
 
@@ -114,7 +117,8 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tens
     total, normed = torch.empty_like(x), torch.empty_like(x)
     width = x.shape[-1]
     block: int = triton.next_power_of_2(width)
-    _add_rms_norm[(len(x),)](x, y, weight, total, normed, eps, width, block, num_warps=4 if block <= 2048 else 8)
+    with on_device_of(x):
+        _add_rms_norm[(len(x),)](x, y, weight, total, normed, eps, width, block, num_warps=4 if block <= 2048 else 8)
     return total, normed
 
 
@@ -132,5 +136,6 @@ def block_masses(logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     blocks: int = triton.cdiv(count, BLOCK)
     peaks = torch.empty(rows, blocks, device=logits.device, dtype=torch.float32)
     masses = torch.empty_like(peaks)
-    _block_masses[(rows, blocks)](logits, peaks, masses, scale, count, blocks, BLOCK)
+    with on_device_of(logits):
+        _block_masses[(rows, blocks)](logits, peaks, masses, scale, count, blocks, BLOCK)
     return peaks, masses

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rlkit.kernels import on_device_of
 
 __all__ = ["silu_times"]
 
@@ -48,16 +51,19 @@ class _SiluTimes(torch.autograd.Function):
         rows, width = gate.shape
         out = gate.new_empty(gate.shape)
         if rows:
-            _forward[_grid(gate)](gate, up, out, gate.stride(0), up.stride(0), width, _BLOCK)
+            with on_device_of(gate):
+                _forward[_grid(gate)](gate, up, out, gate.stride(0), up.stride(0), width, _BLOCK)
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         of_gate, of_up = gate.new_empty(gate.shape), up.new_empty(up.shape)
         if len(gate):
             grad, width = grad.contiguous(), gate.shape[1]
-            _backward[_grid(gate)](grad, gate, up, of_gate, of_up, gate.stride(0), up.stride(0), width, _BLOCK)
+            with on_device_of(gate):
+                _backward[_grid(gate)](grad, gate, up, of_gate, of_up, gate.stride(0), up.stride(0), width, _BLOCK)
         return of_gate, of_up
 
 
@@ -69,7 +75,8 @@ def silu_times(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, differentiable in both.
 
     Args:
-        gate, up: (N, I) of one dtype, each row contiguous.
+        gate, up: (N, I) of one dtype.
     """
+    gate, up = (x if x.stride(-1) == 1 else x.contiguous() for x in (gate, up))
     out: Tensor = _SiluTimes.apply(gate, up)
     return out

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rlkit.kernels import on_device_of
 
 __all__ = ["rotated"]
 
@@ -47,6 +50,7 @@ class _Rotated(torch.autograd.Function):
         return _launch(x, cos, sin, back=False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _launch(grad, cos, sin, back=True), None, None
@@ -59,7 +63,8 @@ def _launch(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     if rows:
         half = width // 2
         blocks = triton.next_power_of_2(heads), triton.next_power_of_2(half)
-        _rotate[(rows,)](x, cos, sin, out, x.stride(0), x.stride(1), heads, half, back, *blocks)
+        with on_device_of(x):
+            _rotate[(rows,)](x, cos, sin, out, x.stride(0), x.stride(1), heads, half, back, *blocks)
     return out
 
 
@@ -68,10 +73,10 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: (N, H, D), D even.
-        cos, sin: (N, D), contiguous, of any floating-point dtype.
+        cos, sin: (N, D), of any floating-point dtype.
 
     Returns:
         (N, H, D), contiguous, in the dtype of x.
     """
-    out: Tensor = _Rotated.apply(x, cos, sin)
+    out: Tensor = _Rotated.apply(x, cos.contiguous(), sin.contiguous())
     return out

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from rlkit.kernels import on_device_of
+
 __all__ = ["row_gradients", "row_scores"]
 
 _BLOCK = 4096
@@ -87,10 +89,11 @@ def row_scores(logits: Tensor, ids: Tensor | None, temperature: float) -> tuple[
     if rows:
         given = logits if ids is None else ids.contiguous()
         scale = 1.0 / temperature
-        _scores[(rows,)](
-            logits, given, chosen, normaliser, spread, logits.stride(0), width, scale, ids is not None, _BLOCK,
-            num_warps=8,
-        )  # fmt: skip
+        with on_device_of(logits):
+            _scores[(rows,)](
+                logits, given, chosen, normaliser, spread, logits.stride(0), width, scale, ids is not None, _BLOCK,
+                num_warps=8,
+            )  # fmt: skip
     return chosen, normaliser, spread
 
 
@@ -109,10 +112,11 @@ def row_gradients(
         of_chosen, of_spread = (grad if grad is None else grad.contiguous() for grad in grads)
         pulls = ids is not None and of_chosen is not None
         blank = normaliser  # stands where nothing is read
-        _gradients[(rows, triton.cdiv(width, _BLOCK))](
-            logits, blank if ids is None else ids.contiguous(), normaliser, spread,
-            blank if of_chosen is None else of_chosen, blank if of_spread is None else of_spread, out,
-            logits.stride(0), width, 1.0 / temperature, _LEAST_LOGPROB, pulls, of_spread is not None, _BLOCK,
-            num_warps=8,
-        )  # fmt: skip
+        with on_device_of(logits):
+            _gradients[(rows, triton.cdiv(width, _BLOCK))](
+                logits, blank if ids is None else ids.contiguous(), normaliser, spread,
+                blank if of_chosen is None else of_chosen, blank if of_spread is None else of_spread, out,
+                logits.stride(0), width, 1.0 / temperature, _LEAST_LOGPROB, pulls, of_spread is not None, _BLOCK,
+                num_warps=8,
+            )  # fmt: skip
     return out

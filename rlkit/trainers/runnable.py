@@ -158,8 +158,8 @@ class Runnable(ABC):
 
     def release(self, owner: str) -> None:
         """Gives up device memory and processes; `owner`, the folder of a run, owns the state from now on."""
-        release_memory(self)
         self.let_go()
+        release_memory(self)
         self._owner = owner
 
     def reclaim(self, state: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
@@ -172,8 +172,8 @@ class Runnable(ABC):
     def close(self) -> None:
         """Frees the memory of the models and ends processes; the trainer cannot be used afterwards."""
         if self._owner is None:
-            release_memory(self)
             self.let_go()
+            release_memory(self)
         self._owner = "a closed trainer"
 
     def dataflow_json(self) -> dict[str, Any]:

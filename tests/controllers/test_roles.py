@@ -71,6 +71,27 @@ def test_a_reward_model_that_gives_no_number_is_named() -> None:
         RewardController(3)
 
 
+def test_a_tokenizer_that_takes_one_text_is_enough_for_a_reward_model() -> None:
+    class OneText:
+        """A user's own."""
+
+        def __init__(self) -> None:
+            self.inner = tiny_tokenizer()
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            assert isinstance(text, str)
+            return {"input_ids": self.inner(text, add_special_tokens=add_special_tokens)["input_ids"]}
+
+    batch = texts(("the film", " was good"), ("the day", " is"))
+    scores = [RewardController(tiny_classifier(), made).run(batch) for made in (OneText(), tiny_tokenizer())]
+    assert torch.equal(scores[0]["reward/reward"], scores[1]["reward/reward"])
+
+
+def test_a_text_without_a_token_is_an_error() -> None:
+    with pytest.raises(RewardError, match="no token of ''.*must not both be empty"):
+        RewardController(tiny_classifier(), tiny_tokenizer()).run(texts(("the film", " was good"), ("", "")))
+
+
 def test_only_functions_of_one_response_are_scored_while_others_are_still_sampled() -> None:
     assert RewardController(lambda response: 0.0, name="one").streams
     assert not RewardController(lambda responses: [0.0] * len(responses), name="all").streams

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel, BertConfig
 
 from rlkit.engines import attention
 from rlkit.engines.packing import pack
 from tests.engines.test_logprobs import batch, groups
+from tests.generation.models import family_model
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -55,3 +57,12 @@ def test_gradients_of_rows_taken_many_times_add_up() -> None:
     (taken * weights).sum().backward()
     expected = torch.stack([weights[[0, 2, 4]].sum(0), weights[[1, 5]].sum(0), torch.zeros(3), weights[3]])
     torch.testing.assert_close(x.grad, expected)
+
+
+def test_encoders_and_models_that_checkpoint_their_own_way_run_padded() -> None:
+    assert not attention.packs(AutoModel.from_config(BertConfig(hidden_size=32, num_attention_heads=4, vocab_size=48)))
+    model = family_model("llama")
+    assert attention.packs(model.train())
+    model.gradient_checkpointing_enable()
+    assert not attention.packs(model)
+    assert attention.packs(model.eval())  # then nothing is computed again

@@ -13,6 +13,7 @@ from rlkit.generation import graphed
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.graphed import GraphedDecoder
 from rlkit.generation.native import NativeGenerator
+from rlkit.generation.steps import suits_steps
 from tests.generation.models import CONFIGS, OWN_FORWARD, family_model, prompts
 
 FAMILIES = ["llama", "llama-biased", "llama-long", "qwen2", "qwen3", *OWN_FORWARD]
@@ -165,3 +166,28 @@ def test_a_step_that_cannot_be_captured_goes_on_without_graphs(monkeypatch: pyte
 
 def test_every_family_is_one_of_the_models() -> None:
     assert set(FAMILIES) <= set(CONFIGS)
+
+
+def test_memory_that_runs_out_in_a_capture_is_no_reason_to_go_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: Any) -> Any:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("capture was invalidated")
+
+    monkeypatch.setattr(GraphedDecoder, "_capture", capture)
+    model = family_model("gemma")
+    ids, mask = prompts()
+    decoder = GraphedDecoder(model, cache_argument(model) or "", 2, graphs=True)
+    numbers = torch.rand(len(ids), 8, dtype=torch.float64)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="invalidated"):
+        decoder.generate(ids, mask, SamplingParams(8), numbers)
+    assert decoder.uses_graphs
+
+
+def test_rotations_that_depend_on_the_batch_are_left_to_the_model() -> None:
+    model = family_model("phi3")
+    assert suits_steps(model)
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "longrope"}
+    assert not suits_steps(model)
+    assert not suits_steps(family_model("gpt2"))

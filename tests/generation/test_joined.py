@@ -94,3 +94,10 @@ def test_a_model_with_joined_layers_is_saved_and_copied_whole(tmp_path: Path) ->
     assert not copy.deepcopy(model).model.layers[0].mlp.up_proj.weight._is_view()
     save_file({"up": model.model.layers[0].mlp.up_proj.weight.detach()}, tmp_path / "one")
     assert torch.equal(load_file(tmp_path / "one")["up"], wanted["model.layers.0.mlp.up_proj.weight"])
+
+
+def test_layers_that_share_a_parameter_are_called() -> None:
+    first, second = nn.Linear(6, 4), nn.Linear(6, 4)
+    second.weight = first.weight
+    assert Joined([first, second]).weight is None
+    assert second.weight is first.weight

@@ -1,11 +1,12 @@
 """Tokens a second of generation with log-probs: rlkit's engines beside transformers' `generate` and vLLM.
 
     python benchmarks/generate.py [--shape 0.5b] [--rows 512 64] [--prompt 128] [--response 512] [--repeats 3]
-                                  [--engines native ragged rlkit-vllm vllm vllm-text transformers]
+                                  [--engines native ragged waiting rlkit-vllm vllm vllm-text transformers]
 
 Random weights of Qwen2's shapes with a vocabulary of 49,152, bf16, no early end, so that every engine does the same
 work. Rows share a prompt by eights, as groups do. "ragged" is native generation of lengths drawn evenly from a tenth of
-the response to all of it, other ones in each repeat. "rlkit-vllm" is `generation="vllm"`; "vllm" calls vLLM directly in
+the response to all of it, other ones in each repeat; "waiting" is the same with four times as many rows, of which the
+given number decodes at once. "rlkit-vllm" is `generation="vllm"`; "vllm" calls vLLM directly in
 its best setting for log-probs (ids in and out), "vllm-text" makes text as well, as trainers often set it. One line an
 engine: median and spread of the repeats, time of a token step, peak memory, and the bound that reading weights and
 cache from memory sets.
@@ -66,9 +67,9 @@ def with_rlkit(generator: Any, ids: Tensor, response: int) -> Callable[[], int]:
     return run
 
 
-def ragged(model: Any, ids: Tensor, response: int) -> Callable[[], int]:
+def ragged(model: Any, ids: Tensor, response: int, slots: int | None = None) -> Callable[[], int]:
     """rlkit's own engine with lengths of ten to one: a random number of 0 takes token 0, which ends a response."""
-    decoder = GraphedDecoder(model, cache_argument(model) or "", 0)
+    decoder = GraphedDecoder(model, cache_argument(model) or "", 0, slots=slots)
     params, mask = SamplingParams(response, stop_token_ids=(0,)), torch.ones_like(ids, dtype=torch.bool)
     rng = torch.Generator().manual_seed(0)
 
@@ -81,6 +82,11 @@ def ragged(model: Any, ids: Tensor, response: int) -> Callable[[], int]:
         return int(made.response_mask.sum())
 
     return run
+
+
+def waiting(model: Any, ids: Tensor, response: int) -> Callable[[], int]:
+    """Four times as many rows, of which as many decode at once as there are in `ids`."""
+    return ragged(model, ids.repeat(4, 1), response, slots=len(ids))
 
 
 def with_transformers(model: Any, ids: Tensor, response: int) -> Callable[[], int]:
@@ -122,6 +128,14 @@ def with_vllm(folder: str, ids: Tensor, response: int, detokenize: bool) -> Call
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     return run
+
+
+OWN: dict[str, Callable[..., Callable[[], int]]] = {
+    "native": native,
+    "ragged": ragged,
+    "waiting": waiting,
+    "transformers": with_transformers,
+}
 
 
 def report(name: str, rows: int, response: int, run: Callable[[], int], repeats: int, least: float) -> None:
@@ -168,7 +182,7 @@ def main() -> None:
                     tokenizer_of("w0").save_pretrained(folder)
                     run = with_vllm(folder, *given, detokenize=engine == "vllm-text")
                 else:
-                    run = {"native": native, "ragged": ragged, "transformers": with_transformers}[engine](model, *given)
+                    run = OWN[engine](model, *given)
             report(engine, rows, options.response, run, options.repeats, least)
             if generator is not None:
                 generator.release()

@@ -72,7 +72,7 @@ class TokenBudget:
         """Sizes the next parts by the memory that is free now, once it is known what a token takes."""
         if self.dynamic and self.bytes_per_token is not None:
             share = _SHARE.get(device.type, _SHARE["cuda"])
-            self._room = max(_PROBE, int(share * _free_bytes(device) / self.bytes_per_token))
+            self._room = max(_PROBE, int(share * free_bytes(device) / self.bytes_per_token))
 
     def parts(self, load: Load, packed: bool) -> list[Tensor]:
         """Units of each part, (u,) int64 on the CPU; every unit is in one of them.
@@ -135,7 +135,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return psutil.virtual_memory().available
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

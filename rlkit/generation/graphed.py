@@ -2,29 +2,33 @@
 
 Everything of a step happens on the device: the forward over the new tokens, sampling, log-probs, stopping, and writing
 the result. Shapes are fixed, so the step is captured once as a CUDA graph for a number of rows and a width of the cache
-and replayed from then on; replays see the weights as they are, since the trainer updates them in place. The host counts
-the running rows every few tokens, and moves them together into a smaller batch when many have finished.
+and replayed from then on; replays see the weights as they are, since the trainer updates them in place.
+
+Rows decode in slots, as many as memory has room for. Every few tokens the host looks who still runs: slots of finished
+rows go to rows that wait, and once nobody waits the running ones move together into a smaller batch.
 
 On the CPU the same steps run without graphs, which is how they are tested.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlkit.engines.budget import is_out_of_memory
+from rlkit.engines.budget import free_bytes, is_out_of_memory
 from rlkit.engines.forward import bare_model
 from rlkit.engines.packing import distinct_prompts
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.fused import sample_fused
 from rlkit.generation.sampling import sample
+from rlkit.generation.slots import Buffers, Rows
 from rlkit.generation.steps import step_of
 from rlkit.kernels import available
 
@@ -34,92 +38,10 @@ WIDTH_STEP = 128
 """Widths of the cache are rounded up to this, so that a graph reads at most so many columns for nothing."""
 LOOK_EVERY = 16
 """Tokens between two looks of the host at how many rows still run."""
+REFILL = 8
+"""Rows that wait begin once one in so many slots is free: each time costs a forward over their prompts."""
 ROW_STEP = 8
 """Numbers of rows are multiples of this at least; large ones of more, so that few different numbers need a graph."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows that decode together, b of them (those beyond the real ones never run).
-
-    Attributes:
-        stored: (layers, 2, b, key heads, capacity, head width) keys and values.
-        bias: (b, 1, 1, capacity) added to attention scores: -inf where nothing may be read.
-        lengths: (b, 1) position of the next token.
-        tokens: (b,) the token to take in next.
-        running: (b,) bool.
-        row: (b,) int64, the row of the output each belongs to; rows that never run share a spare one.
-    """
-
-    stored: Tensor
-    bias: Tensor
-    lengths: Tensor
-    tokens: Tensor
-    running: Tensor
-    row: Tensor
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-class _Buffers:
-    """Memory with fixed addresses: what rows decode in, and what they write.
-
-    Args:
-        shape: (layers, 2, most rows, key heads, capacity, head width) of the cache.
-        steps: most tokens a response may have.
-        dtype, device: of the cache.
-    """
-
-    def __init__(self, shape: tuple[int, ...], steps: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.size, self.capacity, self.steps = shape[2], shape[4], steps
-        self.spare = self.size  # the output row that nobody reads
-
-        def zeros(*dims: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(dims, dtype=dtype, device=device)
-
-        self._rows = _Rows(
-            stored=torch.zeros(shape, dtype=dtype, device=device),
-            bias=zeros(self.size, 1, 1, self.capacity, dtype=dtype),
-            lengths=zeros(self.size, 1),
-            tokens=zeros(self.size),
-            running=zeros(self.size, dtype=torch.bool),
-            row=zeros(self.size),
-        )
-        self.place = zeros(1)  # column of the cache that the next token goes to
-        self.time = zeros(1)  # number of the token that is sampled next
-        self.uniforms = zeros(self.size + 1, steps, dtype=torch.float64)
-        self.ids = zeros(self.size + 1, steps)
-        self.logprobs = zeros(self.size + 1, steps, dtype=torch.float32)
-        self.mask = zeros(self.size + 1, steps, dtype=torch.bool)
-
-    def rows(self, count: int) -> _Rows:
-        """The first `count` rows; all such views share their memory."""
-        parts = {name: getattr(self._rows, name)[:count] for name in ("bias", "lengths", "tokens", "running", "row")}
-        return _Rows(stored=self._rows.stored[:, :, :count], **parts)
-
-    def start(self, uniforms: Tensor, pad_token_id: int) -> None:
-        """Clears the output and takes the random numbers (B, T) of a call."""
-        self.uniforms[: len(uniforms), : uniforms.shape[1]] = uniforms
-        self.ids.fill_(pad_token_id)
-        self.logprobs.zero_()
-        self.mask.zero_()
-        self.time.zero_()
-
-    def result(self, input_ids: Tensor, params: SamplingParams) -> Generated:
-        """What the rows of `input_ids` have written so far."""
-        count = len(input_ids)
-        ids, mask, logprobs = self.ids[:count], self.mask[:count], self.logprobs[:count]
-        lengths = mask.sum(1)
-        width = int(lengths.max())
-        last = ids.gather(1, (lengths - 1).clamp_min(0).unsqueeze(1)).squeeze(1)
-        stopped = torch.isin(last, torch.tensor(params.stop_token_ids, dtype=torch.int64, device=last.device))
-        return Generated(
-            torch.cat([input_ids, ids[:, :width]], dim=1),
-            mask[:, :width].clone(),
-            logprobs[:, :width].clone(),
-            ["stop" if stop else "length" for stop in stopped.tolist()],
-        )
 
 
 class GraphedDecoder:
@@ -130,15 +52,24 @@ class GraphedDecoder:
         cache_argument: name under which its forward takes a cache.
         pad_token_id: written right of a response.
         graphs: capture steps as CUDA graphs; None does so on a CUDA device.
+        slots: most rows that decode at once; None takes what half of the free memory holds.
     """
 
-    def __init__(self, model: nn.Module, cache_argument: str, pad_token_id: int, graphs: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        cache_argument: str,
+        pad_token_id: int,
+        graphs: bool | None = None,
+        slots: int | None = None,
+    ) -> None:
         self.model: Any = bare_model(model)
-        self.cache_argument, self.pad_token_id = cache_argument, pad_token_id
+        self.cache_argument, self.pad_token_id, self.most_slots = cache_argument, pad_token_id, slots
         self.uses_graphs = next(self.model.parameters()).is_cuda if graphs is None else graphs
         self._pool: Any = None
-        self._buffers: _Buffers | None = None
+        self._buffers: Buffers | None = None
         self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
+        self._room = 0
         self._read_weights()
 
     def generate(
@@ -160,83 +91,104 @@ class GraphedDecoder:
         self._forget_graphs_of_moved_weights()
         count, width = input_ids.shape
         steps = params.max_new_tokens
-        buffers = self._buffers_for(count, width + steps, steps, input_ids.device)
+        buffers = self._buffers_for(count, width + steps, steps)
         buffers.start(uniforms, self.pad_token_id)
-        rows = self._prefill(buffers, input_ids, attention_mask, params)
-        reported = torch.zeros(count, dtype=torch.bool)
-        for t in range(1, steps):
-            if t % LOOK_EVERY == 0 or t == 1:
-                running = int(rows.running.sum())
+        rows = buffers.rows.first(min(_rows_for(count), buffers.slots))
+        rows.clear(width, buffers.spare)
+        begun = torch.zeros(len(rows), dtype=torch.int64)  # step at which each slot's row began
+        oldest, admitted, told = 0, 0, torch.zeros(count, dtype=torch.bool)
+        t = 0
+        while True:
+            if t % LOOK_EVERY == 0 or t == 1 or t - oldest >= steps - 1:
+                running = rows.running.cpu()
                 if on_finished is not None:
-                    self._report(buffers, input_ids, rows, params, reported, on_finished)
-                if not running:
+                    self._report(buffers, input_ids, rows, params, told, on_finished, admitted)
+                free = (~running).nonzero().flatten()[: count - admitted]
+                if len(free) and len(free) >= min(count - admitted, len(rows) // REFILL):
+                    chosen = torch.arange(admitted, admitted + len(free), device=input_ids.device)
+                    self._admit(buffers, rows, free.to(chosen), chosen, input_ids, attention_mask, params)
+                    begun[free] = t
+                    admitted += len(free)
+                    continue
+                if not running.any():
                     break
-                if (size := _rows_for(running)) < len(rows):
-                    rows = self._shrink(buffers, rows, size, width + t)
-            self._step(buffers, rows, _rounded(width + t, WIDTH_STEP, buffers.capacity), params)
+                oldest = int(begun[running].min())
+                if admitted == count and (size := _rows_for(int(running.sum()))) < len(rows):
+                    begun = self._shrink(rows, running, begun, size, width + t - oldest)
+                    rows = rows.first(size)
+            self._step(buffers, rows, _rounded(width + t - oldest + 1, WIDTH_STEP, buffers.capacity), params)
+            t += 1
         if on_finished is not None:
-            self._report(buffers, input_ids, rows, params, reported, on_finished, everything=True)
+            self._report(buffers, input_ids, rows, params, told, on_finished, count)
         return buffers.result(input_ids, params)
 
-    # Buffers and rows
+    # Slots
 
-    def _buffers_for(self, count: int, capacity: int, steps: int, device: torch.device) -> _Buffers:
-        size, capacity = _rows_for(count), _rounded(capacity, WIDTH_STEP)
-        kept = self._buffers
-        if kept is None or kept.size < size or kept.capacity != capacity or kept.steps < steps:
+    def _buffers_for(self, count: int, capacity: int, steps: int) -> Buffers:
+        capacity, kept = _rounded(capacity, WIDTH_STEP), self._buffers
+        fits = kept is not None and kept.capacity == capacity and kept.steps >= steps and kept.count >= count
+        if kept is None or not fits or kept.slots < min(_rows_for(count), self._room):
             self.release()
             layers, key_heads, head_width = self.step.cache_shape
-            shape = (layers, 2, size, key_heads, capacity, head_width)
-            kept = self._buffers = _Buffers(shape, steps, next(self.model.parameters()).dtype, device)
+            dtype = next(self.model.parameters()).dtype
+            bytes_of_slot = 2 * layers * key_heads * capacity * head_width * dtype.itemsize
+            self._room = self.most_slots or _room(self.device, bytes_of_slot)
+            shape = (layers, 2, min(_rows_for(count), self._room), key_heads, capacity, head_width)
+            kept = self._buffers = Buffers(shape, count, steps, dtype, self.device)
         return kept
 
     def release(self) -> None:
         """Gives up buffers and graphs; the next call makes them anew."""
         self._graphs.clear()
         self._buffers = self._pool = None
+        self._room = 0
 
-    def _prefill(self, buffers: _Buffers, input_ids: Tensor, attention_mask: Tensor, params: SamplingParams) -> _Rows:
-        """One forward over each distinct prompt, its keys and values copied to every row of it; the first token."""
-        count, width = input_ids.shape
-        first, row_of = distinct_prompts(input_ids, attention_mask)
+    def _admit(
+        self,
+        buffers: Buffers,
+        rows: Rows,
+        slots: Tensor,
+        chosen: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        params: SamplingParams,
+    ) -> None:
+        """Rows `chosen` (k,) begin in `slots` (k,): one forward over each distinct prompt, and the first token."""
+        ids, mask, width = input_ids[chosen], attention_mask[chosen], input_ids.shape[1]
+        first, row_of = distinct_prompts(ids, mask)
         prompt = CachedDecoder(self.model, self.cache_argument, whole=True)
-        logits = prompt.prefill(input_ids[first], attention_mask[first])
-        rows = buffers.rows(_rows_for(count))
+        logits = prompt.prefill(ids[first], mask[first])[row_of]
         for stored, layer in zip(rows.stored, prompt.cache.layers, strict=True):
-            stored[0, :count, :, :width] = layer.keys[row_of]
-            stored[1, :count, :, :width] = layer.values[row_of]
-        rows.bias.fill_(float("-inf"))
-        rows.bias[:, 0, 0, :width] = 0.0
-        rows.bias[:count, 0, 0, :width].masked_fill_(~attention_mask, float("-inf"))
-        rows.lengths.fill_(1)
-        rows.lengths[:count] = attention_mask.sum(-1, keepdim=True)
-        rows.row.fill_(buffers.spare)
-        rows.row[:count] = torch.arange(count, device=rows.row.device)
-        rows.running.zero_()
-        rows.running[:count] = True
-        buffers.place.fill_(width)
-        whole = logits.new_zeros(len(rows), logits.shape[-1])
-        whole[:count] = logits[row_of]
-        self._take(buffers, rows, whole, params)
-        return rows
+            stored[0, slots, :, :width] = layer.keys[row_of]
+            stored[1, slots, :, :width] = layer.values[row_of]
+        bias = rows.bias.new_full((len(slots), *rows.bias.shape[1:]), float("-inf"))
+        bias[:, 0, 0, :width].masked_fill_(mask, 0.0)
+        rows.bias[slots] = bias
+        rows.lengths[slots] = mask.sum(-1, keepdim=True)
+        rows.row[slots] = chosen
+        tokens, running = self._sampled(buffers, chosen, torch.zeros_like(chosen), mask.any(1), logits, params)
+        rows.tokens[slots], rows.running[slots] = tokens, running
+        rows.place[slots], rows.time[slots] = width * running, running.long()
 
-    def _shrink(self, buffers: _Buffers, rows: _Rows, size: int, width: int) -> _Rows:
-        """The first `size` rows, once running ones beyond them have taken the places of finished ones among them.
+    def _shrink(self, rows: Rows, running: Tensor, begun: Tensor, size: int, width: int) -> Tensor:
+        """Running rows beyond the first `size` slots take those of finished ones among them; begins (size,) of them.
 
         Args:
+            rows: all slots.
+            running, begun: (b,) of each, on the host.
+            size: at least as many as run.
             width: columns of the cache that have been written.
         """
-        moving = rows.running[size:].nonzero().flatten() + size
-        places = (~rows.running[:size]).nonzero().flatten()[: len(moving)]
-        for part in (rows.bias, rows.lengths, rows.tokens, rows.running, rows.row):
-            part[places] = part[moving]
-        written = rows.stored[..., :width, :]
-        written[:, :, places] = written[:, :, moving]
-        return buffers.rows(size)
+        moving = running[size:].nonzero().flatten() + size
+        places = (~running[:size]).nonzero().flatten()[: len(moving)]
+        if len(moving):
+            rows.move(places.to(self.device), moving.to(self.device), width)
+            begun[places] = begun[moving]
+        return begun[:size]
 
     # One token
 
-    def _step(self, buffers: _Buffers, rows: _Rows, width: int, params: SamplingParams) -> None:
+    def _step(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> None:
         if not self.uses_graphs:
             self._forward(buffers, rows, width, params)
             return
@@ -265,11 +217,10 @@ class GraphedDecoder:
             stacklevel=2,
         )
 
-    def _capture(self, buffers: _Buffers, rows: _Rows, width: int, params: SamplingParams) -> torch.cuda.CUDAGraph:
+    def _capture(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> torch.cuda.CUDAGraph:
         """A graph of the step. What warming up changes is put back."""
-        moving = (rows.bias, rows.lengths, rows.tokens, rows.running, buffers.place, buffers.time)
-        written = (buffers.ids, buffers.logprobs, buffers.mask)
-        before = [tensor.clone() for tensor in (*moving, *written)]
+        changing = (*rows.state, buffers.ids, buffers.logprobs, buffers.mask)
+        before = [tensor.clone() for tensor in changing]
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -284,49 +235,58 @@ class GraphedDecoder:
                 self._forward(buffers, rows, width, params)
         finally:
             torch.cuda.set_stream(current)  # a capture that fails leaves its own in force
-            for tensor, value in zip((*moving, *written), before, strict=True):
+            for tensor, value in zip(changing, before, strict=True):
                 tensor.copy_(value)
         return graph
 
-    def _forward(self, buffers: _Buffers, rows: _Rows, width: int, params: SamplingParams) -> None:
-        rows.bias.index_fill_(3, buffers.place, 0.0)
+    def _forward(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> None:
+        rows.bias.scatter_(3, rows.place.view(-1, 1, 1, 1), 0.0)
         stored = rows.stored[..., :width, :]
-        logits = self.step(rows.tokens, rows.lengths, buffers.place, stored, rows.bias[..., :width])
-        rows.lengths.add_(1)
-        buffers.place.add_(1)
-        self._take(buffers, rows, logits, params)
-
-    def _take(self, buffers: _Buffers, rows: _Rows, logits: Tensor, params: SamplingParams) -> None:
-        """Samples a token a row and writes it down; rows that sampled a stop token end."""
-        uniforms = buffers.uniforms.index_select(1, buffers.time).squeeze(1)[rows.row]
-        tokens, logprobs = self.sample(logits, params, uniforms)
-        places = (rows.row, buffers.time.expand(len(rows)))
-        buffers.ids.index_put_(places, torch.where(rows.running, tokens, self.pad_token_id))
-        buffers.logprobs.index_put_(places, torch.where(rows.running, logprobs, 0.0))
-        buffers.mask.index_put_(places, rows.running)
+        logits = self.step(rows.tokens, rows.lengths, rows.place, stored, rows.bias[..., :width])
+        tokens, running = self._sampled(buffers, rows.row, rows.time, rows.running, logits, params)
+        rows.lengths.add_(rows.running.unsqueeze(1))
+        rows.place.add_(1).mul_(running)  # those that end stand at the first column and token, always in reach
+        rows.time.add_(1).mul_(running)
         rows.tokens.copy_(tokens)
+        rows.running.copy_(running)
+
+    def _sampled(
+        self, buffers: Buffers, row: Tensor, time: Tensor, running: Tensor, logits: Tensor, params: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        """Samples a token a row and writes it down; rows that do not run write to the spare one.
+
+        Args:
+            row, time, running: (b,) as in `Rows`.
+            logits: (b, V).
+
+        Returns:
+            tokens (b,), and who goes on (b,): not those that sampled a stop token, or their last one.
+        """
+        tokens, logprobs = self.sample(logits, params, buffers.uniforms[row, time])
+        buffers.write(torch.where(running, row, buffers.spare), time, tokens, logprobs)
+        running = running & (time + 1 < buffers.limit)
         for stop in params.stop_token_ids:
-            rows.running.logical_and_(tokens != stop)
-        buffers.time.add_(1)
+            running = running & (tokens != stop)
+        return tokens, running
 
     # Reports and weights
 
     def _report(
         self,
-        buffers: _Buffers,
+        buffers: Buffers,
         input_ids: Tensor,
-        rows: _Rows,
+        rows: Rows,
         params: SamplingParams,
-        reported: Tensor,
+        told: Tensor,
         on_finished: OnFinished,
-        everything: bool = False,
+        begun: int,
     ) -> None:
-        running = torch.zeros(buffers.spare + 1, dtype=torch.bool, device=rows.row.device)
-        if not everything:
-            running[rows.row[rows.running]] = True
-        fresh = (~running[: len(reported)].cpu() & ~reported).nonzero().flatten().tolist()
+        """Tells of rows among the first `begun` of the batch that run no more; `told` (B,) holds who was told of."""
+        running = torch.zeros(len(told) + 1, dtype=torch.bool)
+        running[rows.row[rows.running].cpu()] = True
+        fresh = (~running[:begun] & ~told[:begun]).nonzero().flatten().tolist()
         if fresh:
-            reported[fresh] = True
+            told[fresh] = True
             on_finished(fresh, buffers.result(input_ids, params).select(fresh))
 
     def _weight_addresses(self) -> tuple[int, ...]:
@@ -351,6 +311,13 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _room(device: torch.device, bytes_of_slot: int) -> int:
+    """Slots that half of a GPU's free memory holds; on the CPU memory sets no limit."""
+    if device.type != "cuda":
+        return sys.maxsize
+    return max(free_bytes(device) // 2 // bytes_of_slot // ROW_STEP, 1) * ROW_STEP
 
 
 def _rows_for(count: int) -> int:

@@ -101,7 +101,7 @@ class LlamaLayer:
     ) -> Tensor:
         """(B, H) to (B, H); the token's key and value go into a column of `stored` (2, B, heads, W, D).
 
-        That is the column `place` (1,) int64, or the last one. `sin` has the sign of the rotated half.
+        That is the column `place` (B,) int64, or the last one. `sin` has the sign of the rotated half.
         """
         rows, key_heads, head_dim = len(normed), stored.shape[2], stored.shape[-1]
         heads = self.query_key_value(normed).view(rows, -1, head_dim)  # queries, then keys, then values
@@ -115,8 +115,9 @@ class LlamaLayer:
             keys[:, :, -1] = rotated[:, -key_heads:]
             values[:, :, -1] = value
         else:
-            keys.index_copy_(2, place, rotated[:, -key_heads:].unsqueeze(2))
-            values.index_copy_(2, place, value.unsqueeze(2))
+            row = torch.arange(rows, device=place.device)
+            keys[row, :, place] = rotated[:, -key_heads:]
+            values[row, :, place] = value
         return self.out(attention_over(rotated[:, :-key_heads], keys, values, bias, self.attention.scaling))
 
     def feed_forward(self, normed: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ class Step(Protocol):
         Args:
             tokens: (b,) int64, what each row takes in.
             lengths: (b, 1) int64, the position of that token in its row.
-            place: (1,) int64, the column of the cache where its key and value go.
-            stored: (layers, 2, b, key heads, W, D) the columns of the cache that may be read, among them that one.
+            place: (b,) int64, the column of the cache where its key and value go.
+            stored: (layers, 2, b, key heads, W, D) the columns of the cache that may be read, among them those.
             bias: (b, 1, 1, W) added to attention scores: -inf where nothing may be read.
 
         Returns:
@@ -136,12 +136,12 @@ class ModelStep:
         if self.kinds == {"full_attention"}:
             return bias
         columns = torch.arange(bias.shape[-1], device=bias.device)
-        near = bias.masked_fill(columns <= place - self.window, float("-inf"))
+        near = bias.masked_fill(columns <= place.view(-1, 1, 1, 1) - self.window, float("-inf"))
         return {"full_attention": bias, "sliding_attention": near} if self.kinds - {"sliding_attention"} else near
 
 
 class _Stored(Cache):
-    """Keys and values in buffers of the caller's, one column a step."""
+    """Keys and values in buffers of the caller's, one column a row and step."""
 
     def __init__(self, stored: Tensor, place: Tensor) -> None:
         super().__init__(layers=[])
@@ -149,8 +149,9 @@ class _Stored(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         keys, values = self.stored[layer_idx]
-        keys.index_copy_(2, self.place, key_states)
-        values.index_copy_(2, self.place, value_states)
+        row = torch.arange(len(keys), device=keys.device)
+        keys[row, :, self.place] = key_states.squeeze(2)
+        values[row, :, self.place] = value_states.squeeze(2)
         return keys, values
 
 

@@ -31,7 +31,7 @@ if find_spec("triton") is not None:
         half: tl.constexpr = WIDTH // 2
         low = tl.arange(0, BLOCK)
         inside = low < half
-        target = row * row_stride + tl.load(place) * column_stride
+        target = row * row_stride + tl.load(place + row) * column_stride
         if head >= HEADS + KEY_HEADS:
             own = head - HEADS - KEY_HEADS
             source = value + row * value_stride + own * WIDTH
@@ -93,7 +93,7 @@ def rotate_and_store(
         query: (B, heads * D), each row contiguous.
         key, value: (B, key heads * D), each row contiguous.
         cos, sin: (B, 1, D), `sin` with the sign of the rotated half: negative in the first half.
-        place: (1,) int64, the column.
+        place: (B,) int64, the column of each row.
         keys, values: (B, key heads, W, D) with equal strides, the last one 1.
 
     Returns:

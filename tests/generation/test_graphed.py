@@ -19,7 +19,9 @@ from tests.generation.models import CONFIGS, OWN_FORWARD, family_model, prompts
 FAMILIES = ["llama", "llama-biased", "llama-long", "qwen2", "qwen3", *OWN_FORWARD]
 
 
-def both(family: str, params: SamplingParams, copies: int = 3, **options: Any) -> tuple[Generated, Generated]:
+def both(
+    family: str, params: SamplingParams, copies: int = 3, slots: int | None = None, **options: Any
+) -> tuple[Generated, Generated]:
     """What the plain generator and the one with fixed buffers sample with the same random numbers."""
     model = family_model(family)
     ids, mask = (part.repeat_interleave(copies, 0) for part in prompts())
@@ -29,7 +31,7 @@ def both(family: str, params: SamplingParams, copies: int = 3, **options: Any) -
     )
     argument = cache_argument(model)
     assert argument is not None
-    decoder = GraphedDecoder(model, argument, 2, graphs=False)
+    decoder = GraphedDecoder(model, argument, 2, graphs=False, slots=slots)
     with torch.no_grad():
         return plain, decoder.generate(ids, mask, params, uniforms, **options)
 
@@ -70,6 +72,48 @@ def test_rows_that_finish_are_moved_out_of_the_batch(every: int, monkeypatch: py
     assert len(set(sizes)) > 2, sizes
     assert sizes == sorted(sizes, reverse=True)
     assert len(sizes) < 29  # nobody runs any more
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3", "mistral-window"])
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_rows_that_wait_take_the_slots_of_finished_ones(
+    family: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than slots: the same tokens, each row told of once, no more at once than there are slots."""
+    monkeypatch.setattr(graphed, "LOOK_EVERY", 3)
+    monkeypatch.setattr(graphed, "WIDTH_STEP", 8)
+    monkeypatch.setattr(graphed, "ROW_STEP", 2)
+    seen: list[tuple[int, int]] = []
+    forward = GraphedDecoder._forward
+
+    def watched(self: GraphedDecoder, buffers: Any, rows: Any, width: int, params: SamplingParams) -> None:
+        assert int(rows.place.amax()) < width
+        seen.append((len(rows), int(rows.running.sum())))
+        forward(self, buffers, rows, width, params)
+
+    monkeypatch.setattr(GraphedDecoder, "_forward", watched)
+    told: list[int] = []
+    params = SamplingParams(max_new_tokens=20, stop_token_ids=(2, 7, 11, 13, 17))
+    plain, fixed = both(family, params, copies=4, slots=slots, on_finished=lambda rows, _: told.extend(rows))
+    assert_same(plain, fixed)
+    assert sorted(told) == list(range(len(fixed.generated_ids)))
+    assert max(running for _, running in seen) == max(size for size, _ in seen) == slots
+
+
+def test_a_row_samples_the_same_in_any_number_of_slots() -> None:
+    model = family_model("llama")
+    ids, mask = (part.repeat_interleave(5, 0) for part in prompts())
+    numbers = torch.rand(len(ids), 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    params = SamplingParams(12, stop_token_ids=(3, 5, 9))
+    with torch.no_grad():
+        made = [
+            GraphedDecoder(model, cache_argument(model) or "", 2, graphs=False, slots=slots).generate(
+                ids, mask, params, numbers
+            )
+            for slots in (None, 2, 7)
+        ]
+    for other in made[1:]:
+        assert_same(made[0], other)
 
 
 def test_every_row_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +184,11 @@ def test_graphs_replay_what_the_steps_compute(family: str, monkeypatch: pytest.M
     numbers = torch.rand(len(ids), 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64).cuda()
     with torch.no_grad():
         plain = GraphedDecoder(model, argument, 2, graphs=False).generate(ids, mask, params, numbers)
-        decoder = GraphedDecoder(model, argument, 2)
-        for _ in range(3):
-            assert_same(plain, decoder.generate(ids, mask, params, numbers))
-    assert decoder._graphs
+        for slots in (None, 8):
+            decoder = GraphedDecoder(model, argument, 2, slots=slots)
+            for _ in range(3):
+                assert_same(plain, decoder.generate(ids, mask, params, numbers))
+            assert decoder._graphs
 
 
 def test_a_step_that_cannot_be_captured_goes_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

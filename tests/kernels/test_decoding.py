@@ -32,7 +32,8 @@ def test_rotation_and_storing(dtype: torch.dtype, width: int) -> None:
     signed = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], -1)
     stored = torch.zeros(2, rows, key_heads, columns + 4, width, dtype=dtype, device="cuda")
     keys, values = stored[..., :columns, :]
-    place = torch.tensor([7], device="cuda")
+    place = torch.tensor([7, 0, 3, 8, 7], device="cuda")
+    row = torch.arange(rows, device="cuda")
     rotated = decoding.rotate_and_store(query, key, value, cos, signed, place, keys, values)
 
     def by_hand(x: Tensor) -> Tensor:
@@ -42,9 +43,9 @@ def test_rotation_and_storing(dtype: torch.dtype, width: int) -> None:
 
     close = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
     torch.testing.assert_close(rotated.float(), by_hand(query), **close)
-    torch.testing.assert_close(keys[:, :, 7].float(), by_hand(key), **close)
-    assert torch.equal(values[:, :, 7], value.reshape(rows, key_heads, width))
-    stored[:, :, :, 7] = 0
+    torch.testing.assert_close(keys[row, :, place].float(), by_hand(key), **close)
+    assert torch.equal(values[row, :, place], value.reshape(rows, key_heads, width))
+    stored[:, row, :, place] = 0
     assert not stored.any()
 
 

@@ -81,10 +81,10 @@ def test_parts_are_sized_by_free_memory_up_to_the_cap(monkeypatch: pytest.Monkey
         weights = torch.nn.Parameter(torch.ones(1000))
         (weights * 2).square().sum()  # keeps one intermediate result of 4000 bytes, and no weights
     assert budget.bytes_per_token == pytest.approx(40.0, rel=0.01)
-    monkeypatch.setattr(module, "_free_bytes", lambda device: 800_000)
+    monkeypatch.setattr(module, "free_bytes", lambda device: 800_000)
     budget.look_at_memory(cpu)
     assert budget.limit == 10_000
-    monkeypatch.setattr(module, "_free_bytes", lambda device: 10**12)
+    monkeypatch.setattr(module, "free_bytes", lambda device: 10**12)
     budget.look_at_memory(cpu)
     assert budget.limit == 100_000
 

@@ -129,8 +129,9 @@ class RunLoop:
     def _take_step(self) -> None:
         result = self.trainer.step()
         self.journal.put_step(result)
-        self.heartbeat.update(step=self.step)
-        if self.flush() and self.saving.due:
+        written = self.flush()
+        self.heartbeat.update(step=self.step)  # whoever waits for a step finds what it wrote
+        if written and self.saving.due:
             self._save()
         if self._on_step is not None:
             self._on_step(result)

@@ -9,6 +9,8 @@ import pytest
 from rlkit.errors import RequestRefused, RunError
 from rlkit.runs.checkpoint import CheckpointPolicy, CheckpointStore
 from rlkit.runs.control import send
+from rlkit.runs.handle import Run
+from rlkit.runs.heartbeat import Heartbeat
 from rlkit.runs.layout import DriverLock, RunFolder
 from rlkit.runs.loop import RunLoop
 from tests.runs.driven import driven
@@ -32,6 +34,22 @@ def test_a_run_takes_its_steps_and_records_each(tmp_path: Path):
         assert [item.step for item in saved] == [10, 12]  # keep_last_k is 2
         status = made.run.status
         assert (status["state"], status["step"], status["total_steps"], status["alive"]) == ("finished", 12, 12, False)
+
+
+def test_a_step_that_is_announced_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever waits for a step reads its metrics and rollouts next."""
+    update, seen = Heartbeat.update, []
+
+    def watched(self: Heartbeat, **fields: Any) -> None:
+        if fields.get("step") and set(fields) == {"step"}:
+            run = Run(tmp_path / "exp")
+            seen.append((fields["step"], run.metrics.index[-1], len(run.rollouts)))
+        update(self, **fields)
+
+    monkeypatch.setattr(Heartbeat, "update", watched)
+    with driven(tmp_path / "exp", PlainTrainer(delay_s=0), 5) as made:
+        made.join()
+    assert seen == [(step, step, 2 * step) for step in range(1, 6)]
 
 
 def test_pause_step_resume_and_stop(tmp_path: Path):

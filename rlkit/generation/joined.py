@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ class Joined:
     The layers' parameters become views into one tensor and stay the parameters that they were: an optimizer, a state
     dict and updates in place see no difference, and updates are seen here. Layers of any other kind (adapters,
     quantised ones), of different dtypes or devices, that share parameters, or of which only some have a bias are called
-    one by one.
+    one by one; so are those whose weights somebody has moved since.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -37,9 +38,14 @@ class Joined:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, in) to (B, out) of each layer; the outputs may be views of one tensor."""
-        if self.weight is None:
+        if self.weight is None or not self._lie_in(self.weight):
             return tuple(layer(x) for layer in self.layers)
         return torch.split(linear(x, self.weight, self.bias), self.heights, dim=-1)
+
+    def _lie_in(self, whole: Tensor) -> bool:
+        """Whether the weights still are where they were put; a layer that shares one with another group moves it."""
+        weights = [cast(Tensor, layer.weight) for layer in self.layers]
+        return weights[0].data_ptr() == whole.data_ptr() and _lie_so(weights)
 
 
 def _is_plain(layer: nn.Linear) -> bool:

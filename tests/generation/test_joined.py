@@ -101,3 +101,15 @@ def test_layers_that_share_a_parameter_are_called() -> None:
     second.weight = first.weight
     assert Joined([first, second]).weight is None
     assert second.weight is first.weight
+
+
+def test_a_parameter_that_two_groups_share_is_never_read_where_it_was() -> None:
+    layers, x = layers_of(), torch.randn(4, 6)
+    others = layers_of()
+    others[1].weight = layers[1].weight
+    first, second = Joined(layers), Joined(others)  # the second moves what they share
+    with torch.no_grad():
+        for layer in (*layers, *others):
+            layer.weight.mul_(-2.0)
+    assert_equal(first(x), apart(layers, x))
+    assert_equal(second(x), apart(others, x))

@@ -9,16 +9,18 @@ from torch import Tensor
 
 from rlkit.generation.base import SamplingParams
 from rlkit.generation.joined import Joined
-from rlkit.generation.llama import LlamaLayer, attention_over, normalise
+from rlkit.generation.llama import LlamaLayer, normalise
 from rlkit.generation.sampling import first_above, sample
+from rlkit.generation.slots import Rows
 from rlkit.kernels import decoding as kernels
+from rlkit.kernels.attention import attend_new_token
 from rlkit.kernels.gates import silu_times
 
 __all__ = ["FusedLayer", "add_and_normalise", "sample_fused"]
 
 
 class FusedLayer(LlamaLayer):
-    """As `LlamaLayer`, for a cache with a given place; rotation and storing are one kernel, so is the gate.
+    """As `LlamaLayer`, for slots; what surrounds a product is one kernel.
 
     Layers that read the same rows are one product: the model's parameters are moved side by side for that.
     """
@@ -29,20 +31,20 @@ class FusedLayer(LlamaLayer):
         self.projections = Joined([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_and_up = Joined([mlp.gate_proj, mlp.up_proj])
 
-    def attend(
-        self, normed: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, bias: Tensor, place: Tensor | None = None
-    ) -> Tensor:
-        assert place is not None
-        keys, values = stored
+    def attend_rows(self, normed: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, rows: Rows) -> Tensor:
+        """(b, H) to (b, H); each row's key and value go to its place in `stored` (2, b, heads, W, D).
+
+        `cos` and `sin` (positions, D) are tables; the sine has the sign of the rotated half.
+        """
         query, key, value = self.projections(normed)
         if self.head_norms is not None:
-            width = keys.shape[-1]
+            width = stored.shape[-1]
             query, key = (
                 normalise(norm, x.reshape(len(x), -1, width)).flatten(1)
                 for norm, x in zip(self.head_norms, (query, key), strict=True)
             )
-        rotated = kernels.rotate_and_store(query, key, value, cos, sin, place, keys, values)
-        return self.out(attention_over(rotated, keys, values, bias, self.attention.scaling))
+        where = rows.begin, rows.prompt_end, rows.source, rows.place
+        return self.out(attend_new_token(query, key, value, cos, sin, stored, *where, self.attention.scaling))
 
     def feed_forward(self, normed: Tensor) -> Tensor:
         gate, up = self.gate_and_up(normed)

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from rlkit.engines.budget import free_bytes, is_out_of_memory
 from rlkit.engines.forward import bare_model
-from rlkit.engines.packing import distinct_prompts
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.fused import sample_fused
@@ -92,7 +91,7 @@ class GraphedDecoder:
         count, width = input_ids.shape
         steps = params.max_new_tokens
         buffers = self._buffers_for(count, width + steps, steps)
-        buffers.start(uniforms, self.pad_token_id)
+        buffers.start(input_ids, attention_mask, uniforms, self.pad_token_id)
         rows = buffers.rows.first(min(_rows_for(count), buffers.slots))
         rows.clear(width, buffers.spare)
         begun = torch.zeros(len(rows), dtype=torch.int64)  # step at which each slot's row began
@@ -102,11 +101,11 @@ class GraphedDecoder:
             if t % LOOK_EVERY == 0 or t == 1 or t - oldest >= steps - 1:
                 running = rows.running.cpu()
                 if on_finished is not None:
-                    self._report(buffers, input_ids, rows, params, told, on_finished, admitted)
+                    self._report(buffers, rows, params, told, on_finished, admitted)
                 free = (~running).nonzero().flatten()[: count - admitted]
                 if len(free) and len(free) >= min(count - admitted, len(rows) // REFILL):
                     chosen = torch.arange(admitted, admitted + len(free), device=input_ids.device)
-                    self._admit(buffers, rows, free.to(chosen), chosen, input_ids, attention_mask, params)
+                    self._admit(buffers, rows, free.to(chosen), chosen, params)
                     begun[free] = t
                     admitted += len(free)
                     continue
@@ -116,11 +115,13 @@ class GraphedDecoder:
                 if admitted == count and (size := _rows_for(int(running.sum()))) < len(rows):
                     begun = self._shrink(rows, running, begun, size, width + t - oldest)
                     rows = rows.first(size)
-            self._step(buffers, rows, _rounded(width + t - oldest + 1, WIDTH_STEP, buffers.capacity), params)
+                    rows.share_prompts(buffers.prompt_of)
+            reach = width + t - oldest + 1 if self.step.reads_widths else buffers.capacity
+            self._step(buffers, rows, _rounded(reach, WIDTH_STEP, buffers.capacity), params)
             t += 1
         if on_finished is not None:
-            self._report(buffers, input_ids, rows, params, told, on_finished, count)
-        return buffers.result(input_ids, params)
+            self._report(buffers, rows, params, told, on_finished, count)
+        return buffers.result(params)
 
     # Slots
 
@@ -143,32 +144,22 @@ class GraphedDecoder:
         self._buffers = self._pool = None
         self._room = 0
 
-    def _admit(
-        self,
-        buffers: Buffers,
-        rows: Rows,
-        slots: Tensor,
-        chosen: Tensor,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        params: SamplingParams,
-    ) -> None:
+    def _admit(self, buffers: Buffers, rows: Rows, slots: Tensor, chosen: Tensor, params: SamplingParams) -> None:
         """Rows `chosen` (k,) begin in `slots` (k,): one forward over each distinct prompt, and the first token."""
-        ids, mask, width = input_ids[chosen], attention_mask[chosen], input_ids.shape[1]
-        first, row_of = distinct_prompts(ids, mask)
+        ids, mask, row_of = buffers.prompts(chosen)
+        width = ids.shape[1]
         prompt = CachedDecoder(self.model, self.cache_argument, whole=True)
-        logits = prompt.prefill(ids[first], mask[first])[row_of]
+        logits = prompt.prefill(ids, mask)[row_of]
         for stored, layer in zip(rows.stored, prompt.cache.layers, strict=True):
             stored[0, slots, :, :width] = layer.keys[row_of]
             stored[1, slots, :, :width] = layer.values[row_of]
-        bias = rows.bias.new_full((len(slots), *rows.bias.shape[1:]), float("-inf"))
-        bias[:, 0, 0, :width].masked_fill_(mask, 0.0)
-        rows.bias[slots] = bias
-        rows.lengths[slots] = mask.sum(-1, keepdim=True)
+        mask = mask[row_of]
+        rows.begin[slots] = width - mask.sum(-1)
         rows.row[slots] = chosen
         tokens, running = self._sampled(buffers, chosen, torch.zeros_like(chosen), mask.any(1), logits, params)
         rows.tokens[slots], rows.running[slots] = tokens, running
-        rows.place[slots], rows.time[slots] = width * running, running.long()
+        rows.place[slots] = width
+        rows.share_prompts(buffers.prompt_of)
 
     def _shrink(self, rows: Rows, running: Tensor, begun: Tensor, size: int, width: int) -> Tensor:
         """Running rows beyond the first `size` slots take those of finished ones among them; begins (size,) of them.
@@ -240,15 +231,8 @@ class GraphedDecoder:
         return graph
 
     def _forward(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> None:
-        rows.bias.scatter_(3, rows.place.view(-1, 1, 1, 1), 0.0)
-        stored = rows.stored[..., :width, :]
-        logits = self.step(rows.tokens, rows.lengths, rows.place, stored, rows.bias[..., :width])
-        tokens, running = self._sampled(buffers, rows.row, rows.time, rows.running, logits, params)
-        rows.lengths.add_(rows.running.unsqueeze(1))
-        rows.place.add_(1).mul_(running)  # those that end stand at the first column and token, always in reach
-        rows.time.add_(1).mul_(running)
-        rows.tokens.copy_(tokens)
-        rows.running.copy_(running)
+        logits = self.step(rows, width)
+        rows.advance(*self._sampled(buffers, rows.row, rows.time, rows.running, logits, params))
 
     def _sampled(
         self, buffers: Buffers, row: Tensor, time: Tensor, running: Tensor, logits: Tensor, params: SamplingParams
@@ -256,7 +240,7 @@ class GraphedDecoder:
         """Samples a token a row and writes it down; rows that do not run write to the spare one.
 
         Args:
-            row, time, running: (b,) as in `Rows`.
+            row, time, running: (b,) of each, as in `Rows`.
             logits: (b, V).
 
         Returns:
@@ -274,7 +258,6 @@ class GraphedDecoder:
     def _report(
         self,
         buffers: Buffers,
-        input_ids: Tensor,
         rows: Rows,
         params: SamplingParams,
         told: Tensor,
@@ -287,7 +270,7 @@ class GraphedDecoder:
         fresh = (~running[:begun] & ~told[:begun]).nonzero().flatten().tolist()
         if fresh:
             told[fresh] = True
-            on_finished(fresh, buffers.result(input_ids, params).select(fresh))
+            on_finished(fresh, buffers.result(params).select(fresh))
 
     def _weight_addresses(self) -> tuple[int, ...]:
         return tuple(parameter.data_ptr() for parameter in self.model.parameters())

@@ -16,7 +16,7 @@ from rlkit.engines.forward import bare_model
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.skinny import SideBySide
 
-__all__ = ["LlamaDecoder", "LlamaLayer", "is_hooked", "is_llama_like", "moved_out", "normalise"]
+__all__ = ["LlamaDecoder", "LlamaLayer", "is_hooked", "is_llama_like", "moved_out", "normalise", "turns_of"]
 
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -69,9 +69,7 @@ class LlamaDecoder(CachedDecoder):
 
     def step(self, tokens: Tensor) -> Tensor:
         x = self.trunk.embed_tokens(tokens)  # (B, H)
-        cos, sin = self.trunk.rotary_emb(x, self.lengths)  # (B, 1, head width)
-        half = cos.shape[-1] // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # sign of the rotated half, once for all layers
+        cos, sin = turns_of(self.trunk, x, self.lengths)  # (B, 1, head width)
         self.width += 1
         self.lengths = self.lengths + 1
         bias = self.bias[..., : self.width]
@@ -162,6 +160,13 @@ def add_and_normalise(x: Tensor, y: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 def norms_of(trunk: Any) -> list[Any]:
     """The norm before each layer, and the one after the last."""
     return [*(layer.input_layernorm for layer in trunk.layers), trunk.norm]
+
+
+def turns_of(trunk: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (B, T, D) at positions (B, T), in the dtype of x; the sine has the sign of the rotated half."""
+    cos, sin = trunk.rotary_emb(x, positions)
+    half = cos.shape[-1] // 2
+    return cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
 
 
 def normalise(norm: Any, x: Tensor) -> Tensor:

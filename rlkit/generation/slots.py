@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from rlkit.engines.packing import distinct_prompts
 from rlkit.generation.base import Generated, SamplingParams
 
 __all__ = ["Buffers", "Rows"]
@@ -18,20 +19,20 @@ class Rows:
 
     Attributes:
         stored: (layers, 2, b, key heads, capacity, head width) keys and values.
-        bias: (b, 1, 1, capacity) added to attention scores: -inf where nothing may be read.
-        lengths: (b, 1) int64, position of the token to take in.
-        place: (b,) int64, the column of the cache that it goes to; 0 in slots that do not run.
-        time: (b,) int64, number of the token that is sampled next; 0 in slots that do not run.
+        begin: (b,) int64, the column of the cache where the row's first token lies.
+        prompt_end: (b,) int64, the column after its prompt.
+        source: (b,) int64, a slot whose columns before `prompt_end` hold the same; the own one will do.
+        place: (b,) int64, the column that the token to take in goes to; `prompt_end` in slots that do not run.
         tokens: (b,) int64, the token to take in.
         running: (b,) bool; a slot that does not run repeats its last step and writes to a spare row.
         row: (b,) int64, the row of the batch that has the slot.
     """
 
     stored: Tensor
-    bias: Tensor
-    lengths: Tensor
+    begin: Tensor
+    prompt_end: Tensor
+    source: Tensor
     place: Tensor
-    time: Tensor
     tokens: Tensor
     running: Tensor
     row: Tensor
@@ -41,22 +42,43 @@ class Rows:
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        """All but the cache, (b, ...) each."""
+        """All but the cache, (b,) each."""
         return tuple(getattr(self, field.name) for field in fields(self) if field.name != "stored")
+
+    @property
+    def position(self) -> Tensor:
+        """(b,) int64, the position of the token to take in."""
+        return self.place - self.begin
+
+    @property
+    def time(self) -> Tensor:
+        """(b,) int64, the number of the token that is sampled next; 1 in slots that do not run."""
+        return self.place - self.prompt_end + 1
+
+    def bias(self, width: int) -> Tensor:
+        """(b, 1, 1, width) to add to attention scores over that many columns: -inf where nothing may be read."""
+        column = torch.arange(width, device=self.place.device)
+        unread = (column < self.begin.unsqueeze(1)) | (column > self.place.unsqueeze(1))
+        return self.stored.new_zeros(unread.shape).masked_fill_(unread, float("-inf"))[:, None, None]
 
     def first(self, count: int) -> Rows:
         """The first `count` slots, in the same memory."""
         return Rows(self.stored[:, :, :count], *(part[:count] for part in self.state))
 
     def clear(self, width: int, spare: int) -> None:
-        """Nobody runs; what is read before a prompt of `width` columns comes is finite."""
-        self.bias.fill_(float("-inf"))
-        self.bias[..., :width] = 0.0
-        self.lengths.fill_(1)
-        self.place.zero_()
-        self.time.zero_()
+        """Nobody runs; prompts will have `width` columns."""
+        for part in (self.begin, self.prompt_end, self.place):
+            part.fill_(width)
+        self.source.copy_(torch.arange(len(self), device=self.source.device))
+        self.tokens.zero_()
         self.running.zero_()
         self.row.fill_(spare)
+
+    def advance(self, tokens: Tensor, running: Tensor) -> None:
+        """The next step takes in `tokens` (b,); slots that run no more stand after their prompt, always in reach."""
+        self.place.copy_(torch.where(running, self.place + 1, self.prompt_end))
+        self.tokens.copy_(tokens)
+        self.running.copy_(running)
 
     def move(self, places: Tensor, moving: Tensor, width: int) -> None:
         """Slots `moving` (k,) into slots `places` (k,), with `width` columns of the cache."""
@@ -64,6 +86,18 @@ class Rows:
             part[places] = part[moving]
         written = self.stored[..., :width, :]
         written[:, :, places] = written[:, :, moving]
+
+    def share_prompts(self, prompt_of: Tensor) -> None:
+        """Rows that run read their prompt from the first of those slots that run with the same one.
+
+        Args:
+            prompt_of: (rows of the batch and the spare one,) int64, the number of each row's prompt, less than rows.
+        """
+        slot = torch.arange(len(self), device=self.row.device)
+        prompt = prompt_of[self.row]
+        first = slot.new_full((len(prompt_of),), len(self))
+        first.scatter_reduce_(0, prompt, torch.where(self.running, slot, len(self)), "amin")
+        self.source.copy_(torch.where(self.running, first[prompt], slot))
 
 
 class Buffers:
@@ -85,10 +119,10 @@ class Buffers:
 
         self.rows = Rows(
             stored=torch.zeros(shape, dtype=dtype, device=device),
-            bias=zeros(self.slots, 1, 1, self.capacity, dtype=dtype),
-            lengths=zeros(self.slots, 1),
+            begin=zeros(self.slots),
+            prompt_end=zeros(self.slots),
+            source=zeros(self.slots),
             place=zeros(self.slots),
-            time=zeros(self.slots),
             tokens=zeros(self.slots),
             running=zeros(self.slots, dtype=torch.bool),
             row=zeros(self.slots),
@@ -98,9 +132,13 @@ class Buffers:
         self.ids = zeros(rows + 1, steps)
         self.logprobs = zeros(rows + 1, steps, dtype=torch.float32)
         self.mask = zeros(rows + 1, steps, dtype=torch.bool)
+        self.prompt_of = zeros(rows + 1)
 
-    def start(self, uniforms: Tensor, pad_token_id: int) -> None:
-        """Clears the output and takes the random numbers (B, T) of a call."""
+    def start(self, input_ids: Tensor, attention_mask: Tensor, uniforms: Tensor, pad_token_id: int) -> None:
+        """Clears the output and takes prompts (B, P) and random numbers (B, T) of a call."""
+        self.input_ids, self.attention_mask = input_ids, attention_mask
+        self.first_of, prompt_of = distinct_prompts(input_ids, attention_mask)  # (U,) rows, (B,) numbers below U
+        self.prompt_of[: len(prompt_of)] = prompt_of
         self.uniforms[: len(uniforms), : uniforms.shape[1]] = uniforms
         self.limit.fill_(uniforms.shape[1])
         self.ids.fill_(pad_token_id)
@@ -113,16 +151,22 @@ class Buffers:
         self.logprobs.index_put_((row, time), logprobs)
         self.mask.index_put_((row, time), torch.ones_like(row, dtype=torch.bool))
 
-    def result(self, input_ids: Tensor, params: SamplingParams) -> Generated:
-        """What the rows of `input_ids` have written so far."""
-        count = len(input_ids)
+    def prompts(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Distinct prompts (u, P) of rows `chosen` (k,), their masks (u, P), and which of them each row has (k,)."""
+        numbers, row_of = torch.unique(self.prompt_of[chosen], return_inverse=True)
+        first = self.first_of[numbers]
+        return self.input_ids[first], self.attention_mask[first], row_of
+
+    def result(self, params: SamplingParams) -> Generated:
+        """What the rows of the call have written so far."""
+        count = len(self.input_ids)
         ids, mask, logprobs = self.ids[:count], self.mask[:count], self.logprobs[:count]
         lengths = mask.sum(1)
         width = int(lengths.max())
         last = ids.gather(1, (lengths - 1).clamp_min(0).unsqueeze(1)).squeeze(1)
         stopped = torch.isin(last, torch.tensor(params.stop_token_ids, dtype=torch.int64, device=last.device))
         return Generated(
-            torch.cat([input_ids, ids[:, :width]], dim=1),
+            torch.cat([self.input_ids, ids[:, :width]], dim=1),
             mask[:, :width].clone(),
             logprobs[:, :width].clone(),
             ["stop" if stop else "length" for stop in stopped.tolist()],

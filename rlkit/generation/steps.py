@@ -1,6 +1,6 @@
 """The forward of one decoding step in buffers with fixed addresses, as a CUDA graph needs it.
 
-For the Llama family it is written out, with fused kernels on a GPU. Other dense decoders run their own forward over the
+For the Llama family it is written out, on a GPU with fused kernels. Other dense decoders run their own forward over the
 same buffers, with attention that neither copies heads out nor asks the host anything.
 """
 
@@ -18,11 +18,20 @@ from rlkit.engines.attention import attending_through
 from rlkit.engines.forward import bare_model, cache_argument, forward_arguments
 from rlkit.generation.fused import FusedLayer
 from rlkit.generation.fused import add_and_normalise as add_and_normalise_fused
-from rlkit.generation.llama import LlamaLayer, add_and_normalise, is_hooked, is_llama_like, normalise, norms_of
+from rlkit.generation.llama import (
+    LlamaLayer,
+    add_and_normalise,
+    is_hooked,
+    is_llama_like,
+    normalise,
+    norms_of,
+    turns_of,
+)
 from rlkit.generation.skinny import SideBySide
+from rlkit.generation.slots import Rows
 from rlkit.kernels import available
 
-__all__ = ["ModelStep", "Step", "WrittenOutStep", "step_of", "suits_steps"]
+__all__ = ["FusedStep", "ModelStep", "Step", "WrittenOutStep", "step_of", "suits_steps"]
 
 _ATTENTION, _UNCAPPED = "rlkit_decoding", "rlkit_decoding_uncapped"
 _FAMILIES = {
@@ -35,15 +44,15 @@ class Step(Protocol):
 
     cache_shape: tuple[int, int, int]
     """Layers, key heads and head width of the cache."""
+    reads_widths: bool
+    """Whether all rows read as many columns of the cache as a call says; else each reads those that it has."""
 
-    def __call__(self, tokens: Tensor, lengths: Tensor, place: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
-        """
+    def __call__(self, rows: Rows, width: int) -> Tensor:
+        """Takes in a token a row and stores its key and value.
+
         Args:
-            tokens: (b,) int64, what each row takes in.
-            lengths: (b, 1) int64, the position of that token in its row.
-            place: (b,) int64, the column of the cache where its key and value go.
-            stored: (layers, 2, b, key heads, W, D) the columns of the cache that may be read, among them those.
-            bias: (b, 1, 1, W) added to attention scores: -inf where nothing may be read.
+            rows: the slots that decode together.
+            width: columns of the cache that reach beyond every row's place.
 
         Returns:
             (b, V) logits.
@@ -73,35 +82,66 @@ def _turns_change(config: Any) -> bool:
 
 def step_of(model: nn.Module) -> Step:
     """The step of a model for which `suits_steps` holds; it refers to the weights where they lie now."""
-    return WrittenOutStep(bare_model(model)) if is_llama_like(model) else ModelStep(bare_model(model))
+    bare: Any = bare_model(model)
+    if not is_llama_like(model):
+        return ModelStep(bare)
+    fuses = available(bare.lm_head.weight.device) and not _turns_change(bare.config)
+    return FusedStep(bare) if fuses else WrittenOutStep(bare)
 
 
 class WrittenOutStep:
     """The Llama family."""
 
-    def __init__(self, model: Any) -> None:
-        fused = available(model.lm_head.weight.device)
+    reads_widths = True
+
+    def __init__(self, model: Any, layers: type[LlamaLayer] = LlamaLayer) -> None:
         self.trunk = model.model
-        self.layers = [(FusedLayer if fused else LlamaLayer)(layer) for layer in self.trunk.layers]
+        self.layers: list[Any] = [layers(layer) for layer in self.trunk.layers]
         self.norms = norms_of(self.trunk)
         self.head = SideBySide([model.lm_head])
-        self.add_and_normalise = add_and_normalise_fused if fused else add_and_normalise
         self.cache_shape = _cache_shape(model.config)
 
-    def __call__(self, tokens: Tensor, lengths: Tensor, place: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
-        x = self.trunk.embed_tokens(tokens)
-        cos, sin = self.trunk.rotary_emb(x, lengths)
-        half = cos.shape[-1] // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+    def __call__(self, rows: Rows, width: int) -> Tensor:
+        x = self.trunk.embed_tokens(rows.tokens)
+        cos, sin = turns_of(self.trunk, x, rows.position.unsqueeze(1))
+        bias, stored = rows.bias(width), rows.stored[..., :width, :]
         normed = normalise(self.norms[0], x)
         for layer, own, after in zip(self.layers, stored, self.norms[1:], strict=True):
-            x, normed = self.add_and_normalise(x, layer.attend(normed, cos, sin, own, bias, place), layer.norm)
-            x, normed = self.add_and_normalise(x, layer.feed_forward(normed), after)
+            x, normed = add_and_normalise(x, layer.attend(normed, cos, sin, own, bias, rows.place), layer.norm)
+            x, normed = add_and_normalise(x, layer.feed_forward(normed), after)
         return self.head(normed)
+
+
+class FusedStep(WrittenOutStep):
+    """The same with fused kernels, which read of the cache what each row has."""
+
+    reads_widths = False
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, FusedLayer)
+        self._turns: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, rows: Rows, width: int) -> Tensor:
+        x = self.trunk.embed_tokens(rows.tokens)
+        cos, sin = self._turns_up_to(x, width)
+        normed = normalise(self.norms[0], x)
+        for layer, stored, after in zip(self.layers, rows.stored, self.norms[1:], strict=True):
+            x, normed = add_and_normalise_fused(x, layer.attend_rows(normed, cos, sin, stored, rows), layer.norm)
+            x, normed = add_and_normalise_fused(x, layer.feed_forward(normed), after)
+        return self.head(normed)
+
+    def _turns_up_to(self, x: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+        """Rotations (positions, D) of the first positions; kept, so that a graph reads them where they lie."""
+        if self._turns is None or len(self._turns[0]) < positions:
+            cos, sin = turns_of(self.trunk, x, torch.arange(positions, device=x.device).unsqueeze(0))
+            self._turns = cos[0].contiguous(), sin[0].contiguous()
+        return self._turns
 
 
 class ModelStep:
     """A model's own forward; its layers may attend within a sliding window, and cap their scores."""
+
+    reads_widths = True
 
     def __init__(self, model: Any) -> None:
         AttentionInterface.register(_ATTENTION, _attend)
@@ -113,17 +153,17 @@ class ModelStep:
         self.kinds = set(getattr(config, "layer_types", None) or ())
         self.window = getattr(config, "sliding_window", None)
 
-    def __call__(self, tokens: Tensor, lengths: Tensor, place: Tensor, stored: Tensor, bias: Tensor) -> Tensor:
+    def __call__(self, rows: Rows, width: int) -> Tensor:
         config = self.model.config
         # Where the model itself attends through "sdpa", older versions of transformers leave the cap on scores out.
         name = _UNCAPPED if config._attn_implementation == "sdpa" else _ATTENTION
         with attending_through(config, name):
             output = self.model(
-                tokens.unsqueeze(1),
-                position_ids=lengths,
-                attention_mask=self._mask(bias, place),
+                rows.tokens.unsqueeze(1),
+                position_ids=rows.position.unsqueeze(1),
+                attention_mask=self._mask(rows.bias(width), rows.place),
                 use_cache=True,
-                **{self.cache_argument: _Stored(stored, place)},
+                **{self.cache_argument: _Stored(rows.stored[..., :width, :], rows.place)},
                 **self.one_logit,
             )
         logits: Tensor = output.logits[:, -1]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlkit.kernels import on_device_of
 
-__all__ = ["BLOCK", "add_rms_norm", "block_masses", "rotate_and_store"]
+__all__ = ["BLOCK", "add_rms_norm", "block_masses"]
 
 BLOCK = 1024
 """Logits of one block in `block_masses`."""
@@ -19,42 +18,6 @@ BLOCK = 1024
 if find_spec("triton") is not None:
     import triton
     import triton.language as tl
-
-    @triton.jit
-    def _rotate_and_store(
-        query, key, value, cos, sin, place, rotated, keys, values,
-        query_stride, key_stride, value_stride, row_stride, head_stride, column_stride,
-        HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # fmt: skip
-        row = tl.program_id(0).to(tl.int64)
-        head = tl.program_id(1)
-        half: tl.constexpr = WIDTH // 2
-        low = tl.arange(0, BLOCK)
-        inside = low < half
-        target = row * row_stride + tl.load(place + row) * column_stride
-        if head >= HEADS + KEY_HEADS:
-            own = head - HEADS - KEY_HEADS
-            source = value + row * value_stride + own * WIDTH
-            kept = values + target + own * head_stride
-            tl.store(kept + low, tl.load(source + low, mask=inside), mask=inside)
-            tl.store(kept + half + low, tl.load(source + half + low, mask=inside), mask=inside)
-        else:
-            is_query = head < HEADS
-            own = head - HEADS
-            source = query + row * query_stride + head * WIDTH
-            aim = rotated + (row * HEADS + head) * WIDTH
-            if not is_query:
-                source = key + row * key_stride + own * WIDTH
-                aim = keys + target + own * head_stride
-            first = tl.load(source + low, mask=inside, other=0.0).to(tl.float32)
-            second = tl.load(source + half + low, mask=inside, other=0.0).to(tl.float32)
-            angle = row * WIDTH + low
-            cos_first = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
-            cos_second = tl.load(cos + angle + half, mask=inside, other=0.0).to(tl.float32)
-            sin_first = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
-            sin_second = tl.load(sin + angle + half, mask=inside, other=0.0).to(tl.float32)
-            tl.store(aim + low, first * cos_first + second * sin_first, mask=inside)
-            tl.store(aim + half + low, second * cos_second + first * sin_second, mask=inside)
 
     @triton.jit
     def _add_rms_norm(x, y, weight, total, normed, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
@@ -82,34 +45,6 @@ if find_spec("triton") is not None:
         mass = tl.where(peak == float("-inf"), 0.0, tl.sum(tl.exp(x - peak), axis=0))
         tl.store(peaks + row * BLOCKS + block, peak)
         tl.store(masses + row * BLOCKS + block, mass)
-
-
-def rotate_and_store(
-    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, place: Tensor, keys: Tensor, values: Tensor
-) -> Tensor:
-    """Rotates queries and keys by their position, and puts keys and values into a column of the cache.
-
-    Args:
-        query: (B, heads * D), each row contiguous.
-        key, value: (B, key heads * D), each row contiguous.
-        cos, sin: (B, 1, D), `sin` with the sign of the rotated half: negative in the first half.
-        place: (B,) int64, the column of each row.
-        keys, values: (B, key heads, W, D) with equal strides, the last one 1.
-
-    Returns:
-        (B, heads, D) rotated queries.
-    """
-    rows, key_heads, width = len(query), keys.shape[1], keys.shape[-1]
-    heads = query.shape[1] // width
-    rotated = query.new_empty(query.shape)
-    block: int = triton.next_power_of_2(width // 2)
-    strides: Any = (*(x.stride(0) for x in (query, key, value)), *keys.stride()[:3])
-    with on_device_of(query):
-        _rotate_and_store[(rows, heads + 2 * key_heads)](
-            query, key, value, cos.contiguous(), sin.contiguous(), place, rotated, keys, values, *strides,
-            heads, key_heads, width, block, num_warps=1,
-        )  # fmt: skip
-    return rotated.view(rows, heads, width)
 
 
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

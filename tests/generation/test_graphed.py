@@ -177,7 +177,8 @@ def test_new_weights_are_seen_and_moved_ones_drop_the_buffers() -> None:
 def test_graphs_replay_what_the_steps_compute(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed, "LOOK_EVERY", 4)
     monkeypatch.setattr(graphed, "WIDTH_STEP", 16)
-    model = family_model(family).cuda()
+    # In float64 batches of other sizes, which round in another order, sample the same tokens.
+    model = family_model(family).double().cuda()
     argument = cache_argument(model)
     assert argument is not None
     ids, mask = (part.repeat_interleave(6, 0).cuda() for part in prompts())

@@ -21,35 +21,6 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [8, 64, 80, 128])
-def test_rotation_and_storing(dtype: torch.dtype, width: int) -> None:
-    rows, heads, key_heads, columns = 5, 6, 2, 9
-    together = random(rows, (heads + 2 * key_heads) * width, dtype=dtype)
-    query, key, value = together.split([n * width for n in (heads, key_heads, key_heads)], dim=-1)
-    angle = random(rows, 1, width // 2, seed=5)
-    angle = torch.cat([angle, angle], -1)
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    signed = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], -1)
-    stored = torch.zeros(2, rows, key_heads, columns + 4, width, dtype=dtype, device="cuda")
-    keys, values = stored[..., :columns, :]
-    place = torch.tensor([7, 0, 3, 8, 7], device="cuda")
-    row = torch.arange(rows, device="cuda")
-    rotated = decoding.rotate_and_store(query, key, value, cos, signed, place, keys, values)
-
-    def by_hand(x: Tensor) -> Tensor:
-        x = x.reshape(rows, -1, width).float()
-        first, second = x.chunk(2, -1)
-        return x * cos.float() + torch.cat([-second, first], -1) * sin.float()
-
-    close = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
-    torch.testing.assert_close(rotated.float(), by_hand(query), **close)
-    torch.testing.assert_close(keys[row, :, place].float(), by_hand(key), **close)
-    assert torch.equal(values[row, :, place], value.reshape(rows, key_heads, width))
-    stored[:, row, :, place] = 0
-    assert not stored.any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [32, 576, 3584])
 def test_sum_and_norm(dtype: torch.dtype, width: int) -> None:
     x, y, weight = (random(7, width, dtype=dtype, seed=i) for i in range(3))

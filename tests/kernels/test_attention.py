@@ -1,0 +1,73 @@
+"""Attention of a decoding step beside the same written out by hand. It needs a CUDA GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.kernels import attention, available
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or not available(torch.device("cuda")), reason="needs a GPU and Triton"
+)
+DTYPES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).cuda()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "width", "columns"), [(6, 2, 8, 40), (14, 2, 64, 700), (8, 8, 80, 300), (12, 2, 128, 1300)]
+)
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_token_attends_over_its_row(
+    dtype: torch.dtype,
+    heads: int,
+    key_heads: int,
+    width: int,
+    columns: int,
+    splits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of unequal begin and place; two of them read their prompt from a third one's slot."""
+    monkeypatch.setattr(attention, "_LEAST", 16 if splits else 10_000)
+    rows, prompt = 5, columns // 3
+    together = random(rows, (heads + 2 * key_heads) * width, dtype=dtype)
+    query, key, value = together.split([n * width for n in (heads, key_heads, key_heads)], dim=-1)
+    angle = random(columns, width // 2, seed=5).repeat(1, 2)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    signed = torch.cat([-sin[:, : width // 2], sin[:, width // 2 :]], -1)
+    stored = random(3, 2, rows, key_heads, columns, width, dtype=dtype, seed=2)[1]
+    begin = torch.tensor([0, 3, 0, prompt - 1, 0], device="cuda")
+    place = torch.tensor([prompt, columns - 1, prompt + 5, prompt + 1, columns // 2], device="cuda")
+    source = torch.tensor([2, 1, 2, 3, 2], device="cuda")
+    prompt_end = torch.full((rows,), prompt, device="cuda")
+    stored[:, [0, 4], :, :prompt] = float("nan")  # nobody reads them
+    whole = stored.clone()
+    whole[:, [0, 4], :, :prompt] = stored[:, 2:3, :, :prompt]
+    where = begin, prompt_end, source, place
+
+    out = attention.attend_new_token(query, key, value, cos, signed, stored, *where, width**-0.5)
+
+    def turned(x: Tensor, row: int) -> Tensor:
+        place_of, x = int(place[row] - begin[row]), x.view(-1, width).float()
+        first, second = x.chunk(2, -1)
+        return x * cos[place_of].float() + torch.cat([-second, first], -1) * sin[place_of].float()
+
+    for row in range(rows):
+        here = int(place[row])
+        new_key, new_value = turned(key[row], row), value[row].view(key_heads, width)
+        torch.testing.assert_close(stored[0, row, :, here].float(), new_key, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+        assert torch.equal(stored[1, row, :, here], new_value)
+        whole[0, row, :, here], whole[1, row, :, here] = stored[0, row, :, here], new_value
+        keys, values = whole[:, row, :, int(begin[row]) : here + 1].float().repeat_interleave(heads // key_heads, 1)
+        asked = turned(query[row], row).to(dtype).float()
+        shares = (torch.einsum("hd,hwd->hw", asked, keys) * width**-0.5).softmax(-1)
+        wanted = torch.einsum("hw,hwd->hd", shares, values)
+        torch.testing.assert_close(out[row].view(heads, width).float(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+    whole[:, [0, 4], :, :prompt] = float("nan")
+    torch.testing.assert_close(stored, whole, rtol=0, atol=0, equal_nan=True)  # nothing else was written
+    assert torch.isfinite(out).all()

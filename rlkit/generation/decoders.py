@@ -33,15 +33,16 @@ class CachedDecoder:
         model: takes a cache.
         cache_argument: under this name.
         whole: keep every token, of layers that attend within a window as well.
+        padded: False where no prompt is, which spares a look at the mask that waits for the device.
     """
 
-    def __init__(self, model: nn.Module, cache_argument: str, whole: bool = False) -> None:
+    def __init__(self, model: nn.Module, cache_argument: str, whole: bool = False, padded: bool = True) -> None:
         from transformers import DynamicCache
 
         bare: Any = bare_model(model)
         self.model = bare
         self.cache: Any = DynamicCache() if whole else DynamicCache(config=bare.config)
-        self.cache_argument = cache_argument
+        self.cache_argument, self.padded = cache_argument, padded
         self.attention_mask = torch.empty(0)
         self.names = forward_arguments(self.model)[0]
 
@@ -58,7 +59,8 @@ class CachedDecoder:
         arguments = {self.cache_argument: self.cache, "use_cache": True}
         if "logits_to_keep" in self.names:
             arguments["logits_to_keep"] = 1
-        output = self.model(input_ids, attention_mask=self.attention_mask, position_ids=position_ids, **arguments)
+        mask = self.attention_mask if self.padded else None
+        output = self.model(input_ids, attention_mask=mask, position_ids=position_ids, **arguments)
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -13,19 +13,19 @@ On the CPU the same steps run without graphs, which is how they are tested.
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlkit.engines.budget import free_bytes, is_out_of_memory
+from rlkit.engines.budget import free_bytes
 from rlkit.engines.forward import bare_model
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.fused import sample_fused
+from rlkit.generation.graphs import Graphs
 from rlkit.generation.sampling import sample
 from rlkit.generation.slots import Buffers, Rows
 from rlkit.generation.steps import step_of
@@ -37,8 +37,10 @@ WIDTH_STEP = 128
 """Widths of the cache are rounded up to this, so that a graph reads at most so many columns for nothing."""
 LOOK_EVERY = 16
 """Tokens between two looks of the host at how many rows still run."""
-REFILL = 8
+REFILL = 16
 """Rows that wait begin once one in so many slots is free: each time costs a forward over their prompts."""
+LEAD = 8
+"""Tokens that running rows still get before, so that the GPU has work while the host prepares that forward."""
 ROW_STEP = 8
 """Numbers of rows are multiples of this at least; large ones of more, so that few different numbers need a graph."""
 
@@ -64,10 +66,8 @@ class GraphedDecoder:
     ) -> None:
         self.model: Any = bare_model(model)
         self.cache_argument, self.pad_token_id, self.most_slots = cache_argument, pad_token_id, slots
-        self.uses_graphs = next(self.model.parameters()).is_cuda if graphs is None else graphs
-        self._pool: Any = None
+        self._wants_graphs = graphs
         self._buffers: Buffers | None = None
-        self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._room = 0
         self._read_weights()
 
@@ -104,8 +104,11 @@ class GraphedDecoder:
                     self._report(buffers, rows, params, told, on_finished, admitted)
                 free = (~running).nonzero().flatten()[: count - admitted]
                 if len(free) and len(free) >= min(count - admitted, len(rows) // REFILL):
-                    chosen = torch.arange(admitted, admitted + len(free), device=input_ids.device)
-                    self._admit(buffers, rows, free.to(chosen), chosen, params)
+                    if self._graphs.active and running.any():
+                        for _ in range(LEAD):
+                            self._step(buffers, rows, self._reach(buffers, width + t - oldest + 1), params)
+                            t += 1
+                    self._admit(buffers, rows, free, torch.arange(admitted, admitted + len(free)), params)
                     begun[free] = t
                     admitted += len(free)
                     continue
@@ -116,12 +119,15 @@ class GraphedDecoder:
                     begun = self._shrink(rows, running, begun, size, width + t - oldest)
                     rows = rows.first(size)
                     rows.share_prompts(buffers.prompt_of)
-            reach = width + t - oldest + 1 if self.step.reads_widths else buffers.capacity
-            self._step(buffers, rows, _rounded(reach, WIDTH_STEP, buffers.capacity), params)
+            self._step(buffers, rows, self._reach(buffers, width + t - oldest + 1), params)
             t += 1
         if on_finished is not None:
             self._report(buffers, rows, params, told, on_finished, count)
         return buffers.result(params)
+
+    def _reach(self, buffers: Buffers, width: int) -> int:
+        """Columns that a step is told, where rows have used so many: few different numbers, since each is a graph."""
+        return _rounded(width, WIDTH_STEP, buffers.capacity) if self.step.reads_widths else buffers.capacity
 
     # Slots
 
@@ -141,14 +147,18 @@ class GraphedDecoder:
     def release(self) -> None:
         """Gives up buffers and graphs; the next call makes them anew."""
         self._graphs.clear()
-        self._buffers = self._pool = None
+        self._buffers = None
         self._room = 0
 
     def _admit(self, buffers: Buffers, rows: Rows, slots: Tensor, chosen: Tensor, params: SamplingParams) -> None:
-        """Rows `chosen` (k,) begin in `slots` (k,): one forward over each distinct prompt, and the first token."""
+        """Rows `chosen` (k,) begin in `slots` (k,), both on the host: a forward over each distinct prompt, and a token.
+
+        The device is not waited for, unless prompts are padded, which transformers looks at.
+        """
         ids, mask, row_of = buffers.prompts(chosen)
+        slots, chosen = (part.to(self.device, non_blocking=True) for part in (slots, chosen))
         width = ids.shape[1]
-        prompt = CachedDecoder(self.model, self.cache_argument, whole=True)
+        prompt = CachedDecoder(self.model, self.cache_argument, whole=True, padded=buffers.padded)
         logits = prompt.prefill(ids, mask)[row_of]
         for stored, layer in zip(rows.stored, prompt.cache.layers, strict=True):
             stored[0, slots, :, :width] = layer.keys[row_of]
@@ -180,55 +190,11 @@ class GraphedDecoder:
     # One token
 
     def _step(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> None:
-        if not self.uses_graphs:
-            self._forward(buffers, rows, width, params)
-            return
-        key = (len(rows), width, replace(params, max_new_tokens=1))
-        graph = self._graphs.get(key)
-        if graph is None:
-            try:
-                graph = self._graphs[key] = self._capture(buffers, rows, width, params)
-            except RuntimeError as error:
-                if any(is_out_of_memory(cause) for cause in _chain(error)):
-                    raise
-                self._go_on_without_graphs(error)
-                self._forward(buffers, rows, width, params)
-                return
-        graph.replay()
-
-    def _go_on_without_graphs(self, error: RuntimeError) -> None:
-        """A model's own forward may do what a graph cannot hold, such as asking the host for a number."""
-        self.uses_graphs = False
-        self._graphs.clear()
-        self._pool = None
-        warnings.warn(
-            f"{type(self.model).__name__}'s decoding step cannot be captured as a CUDA graph ({error}); its tokens are "
-            "the same without, and take longer",
-            RuntimeWarning,
-            stacklevel=2,
+        self._graphs.run(
+            (len(rows), width, replace(params, max_new_tokens=1)),
+            partial(self._forward, buffers, rows, width, params),
+            (*rows.state, buffers.ids, buffers.logprobs, buffers.mask),
         )
-
-    def _capture(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> torch.cuda.CUDAGraph:
-        """A graph of the step. What warming up changes is put back."""
-        changing = (*rows.state, buffers.ids, buffers.logprobs, buffers.mask)
-        before = [tensor.clone() for tensor in changing]
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        current = torch.cuda.current_stream(self.device)
-        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        try:
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                self._forward(buffers, rows, width, params)
-            current.wait_stream(stream)
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._forward(buffers, rows, width, params)
-        finally:
-            torch.cuda.set_stream(current)  # a capture that fails leaves its own in force
-            for tensor, value in zip(changing, before, strict=True):
-                tensor.copy_(value)
-        return graph
 
     def _forward(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> None:
         logits = self.step(rows, width)
@@ -278,6 +244,8 @@ class GraphedDecoder:
     def _read_weights(self) -> None:
         """Makes the step, which refers to the weights where they lie now."""
         self.device = next(self.model.parameters()).device
+        active = self.device.type == "cuda" if self._wants_graphs is None else self._wants_graphs
+        self._graphs = Graphs(self.device, f"{type(self.model).__name__}'s decoding step", active)
         self.sample = sample_fused if available(self.device) else sample
         self.step = step_of(self.model)
         self._addresses = self._weight_addresses()
@@ -287,13 +255,6 @@ class GraphedDecoder:
         if self._weight_addresses() != self._addresses:
             self.release()
             self._read_weights()
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it was raised while handling."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _room(device: torch.device, bytes_of_slot: int) -> int:

@@ -174,7 +174,10 @@ def attend_new_token(
     precise = query.dtype not in (torch.bfloat16, torch.float16)
     queries: int = max(16, triton.next_power_of_2(group))
     wide: int = max(16, triton.next_power_of_2(width))
-    columns = max(16, min(128, 8192 // wide)) // (2 if precise else 1)
+    if rows * key_heads >= 2 * _BUSY:  # many programs hide each other's waits, and small ones fit in greater numbers
+        columns, warps, stages = 32, 2, 4
+    else:
+        columns, warps, stages = max(16, min(128, 8192 // wide) // (2 if precise else 1)), 4, 3
     partial, peaks, masses = out, out, out
     if splits > 1:
         partial = out.new_empty(rows, key_heads * group, splits, width, dtype=torch.float32)
@@ -185,7 +188,7 @@ def attend_new_token(
         _attend[(rows * key_heads, splits)](
             query, key, value, cos, sin, keys, values, begin, prompt_end, source, place, partial, peaks, masses,
             *strides, scale * 1.4426950408889634,  # scores in powers of two
-            key_heads, group, width, queries, wide, columns, splits, precise, num_warps=4, num_stages=3,
+            key_heads, group, width, queries, wide, columns, splits, precise, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
             ways: int = triton.next_power_of_2(splits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rlkit.engines.forward import cache_argument
 from rlkit.generation import graphed
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.graphed import GraphedDecoder
+from rlkit.generation.graphs import Graphs
 from rlkit.generation.native import NativeGenerator
 from rlkit.generation.steps import suits_steps
 from tests.generation.models import CONFIGS, OWN_FORWARD, family_model, prompts
@@ -52,6 +54,29 @@ def assert_same(a: Generated, b: Generated) -> None:
 )
 def test_it_samples_what_the_plain_path_samples(family: str, options: dict[str, Any]) -> None:
     assert_same(*both(family, SamplingParams(max_new_tokens=24, stop_token_ids=(2, 7, 11), **options)))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_prompts_without_padding_are_not_looked_at_for_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, params = family_model(family), SamplingParams(10, stop_token_ids=(2, 7))
+    ids = torch.randint(3, 48, (4, 5), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    numbers = torch.rand(4, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    plain = NativeGenerator(model, 2).generate(ids, mask, params, torch.Generator().manual_seed(1))
+    masks: list[Any] = []
+    forward = type(model).forward
+
+    @functools.wraps(forward)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        masks.append(kwargs["attention_mask"])
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", watched)
+    decoder = GraphedDecoder(model, cache_argument(model) or "", 2, graphs=False)
+    with torch.no_grad():
+        fixed = decoder.generate(ids, mask, params, numbers)
+    assert masks[0] is None
+    assert_same(plain, fixed)
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -190,14 +215,14 @@ def test_graphs_replay_what_the_steps_compute(family: str, monkeypatch: pytest.M
             decoder = GraphedDecoder(model, argument, 2, slots=slots)
             for _ in range(3):
                 assert_same(plain, decoder.generate(ids, mask, params, numbers))
-            assert decoder._graphs
+            assert decoder._graphs.captured
 
 
 def test_a_step_that_cannot_be_captured_goes_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     def capture(*_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(GraphedDecoder, "_capture", capture)
+    monkeypatch.setattr(Graphs, "_capture", capture)
     model = family_model("gemma2")
     argument = cache_argument(model)
     assert argument is not None
@@ -222,14 +247,14 @@ def test_memory_that_runs_out_in_a_capture_is_no_reason_to_go_on_without(monkeyp
         finally:
             raise RuntimeError("capture was invalidated")
 
-    monkeypatch.setattr(GraphedDecoder, "_capture", capture)
+    monkeypatch.setattr(Graphs, "_capture", capture)
     model = family_model("gemma")
     ids, mask = prompts()
     decoder = GraphedDecoder(model, cache_argument(model) or "", 2, graphs=True)
     numbers = torch.rand(len(ids), 8, dtype=torch.float64)
     with torch.no_grad(), pytest.raises(RuntimeError, match="invalidated"):
         decoder.generate(ids, mask, SamplingParams(8), numbers)
-    assert decoder.uses_graphs
+    assert decoder._graphs.active
 
 
 def test_rotations_that_depend_on_the_batch_are_left_to_the_model() -> None:

@@ -1,6 +1,6 @@
 ## make lab    set everything up and open the quickstart in JupyterLab
 ## make test   everything that continuous integration runs
-## Each stage of `make test` is a target of its own: lint types bundle unit browser notebooks. Also: format clean, and
+## Each stage of `make test` is a target of its own: lint types bundle unit kernels browser notebooks. Also: format clean, and
 ## make explore, the property tests on new random examples; make vllm, the tests against the real vLLM.
 
 SHELL := /bin/bash
@@ -11,7 +11,7 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 JUNIT := artifacts/junit
-STAGES := lint types bundle unit browser notebooks
+STAGES := lint types bundle unit kernels browser notebooks
 
 .PHONY: help lab environment test model system $(STAGES) explore vllm format clean
 
@@ -60,7 +60,12 @@ bundle: system
 	npm run --prefix widgets/js check
 
 unit: environment model
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/browser -n 2 --junitxml=$(JUNIT)/unit.xml
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/browser --ignore=tests/kernels -n 2 --junitxml=$(JUNIT)/unit.xml
+
+# On the CPU Triton interprets the kernels; on a GPU it compiles them.
+kernels: environment
+	TRITON_INTERPRET=$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))') \
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/kernels -n 2 --junitxml=$(JUNIT)/kernels.xml
 
 explore: environment
 	HYPOTHESIS_PROFILE=explore OMP_NUM_THREADS=1 $(BIN)/pytest $$(grep -rl "^from hypothesis import" tests --include="test_*.py") -n 2

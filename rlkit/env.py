@@ -11,6 +11,7 @@ __all__ = [
     "for_child",
     "hub_endpoint",
     "hub_is_off",
+    "kernels_are_interpreted",
     "let_threads_sleep",
     "let_vllm_run_in_process",
     "variables",
@@ -33,6 +34,11 @@ def hub_is_off() -> bool:
 def hub_endpoint() -> str:
     """Address of the model hub (`$HF_ENDPOINT` for mirrors)."""
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def kernels_are_interpreted() -> bool:
+    """Whether Triton runs its kernels on the CPU (`TRITON_INTERPRET=1`, which it reads when it is loaded)."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in _TRUE
 
 
 def variables(prefix: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Triton kernels: several operations in one, for CUDA GPUs.
+"""Triton kernels: several operations in one, for CUDA GPUs. With TRITON_INTERPRET=1 they run on the CPU, for tests.
 
 Every kernel has a plain counterpart elsewhere that computes the same, up to rounding: these keep float32 between the
 operations that they join.
@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlkit.env import kernels_are_interpreted
+
 __all__ = ["available", "on_device_of"]
 
 
 def available(device: torch.device) -> bool:
-    """Whether the kernels can run on a device: it is a CUDA GPU and Triton is installed."""
-    return device.type == "cuda" and _has_triton()
+    """Whether the kernels can run on a device: it is a CUDA GPU, or they are interpreted; and Triton is installed."""
+    return (device.type == "cuda" or kernels_are_interpreted()) and _has_triton()
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:

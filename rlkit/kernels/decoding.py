@@ -49,6 +49,7 @@ if find_spec("triton") is not None:
 
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + y (B, H) and its RMS norm times `weight` (H,); contiguous."""
+    x, y = x.contiguous(), y.contiguous()
     total, normed = torch.empty_like(x), torch.empty_like(x)
     width = x.shape[-1]
     block: int = triton.next_power_of_2(width)

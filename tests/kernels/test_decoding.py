@@ -1,4 +1,4 @@
-"""The kernels of a decoding step beside the plain operations that they join. They need a CUDA GPU."""
+"""The kernels of a decoding step beside the plain operations that they join."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from torch import Tensor
 
 from rlkit.generation.base import SamplingParams
 from rlkit.generation.sampling import sample
-from rlkit.kernels import available, decoding
+from rlkit.kernels import decoding
+from tests.kernels.device import CLOSE, DEVICE, needs_kernels
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not available(torch.device("cuda")), reason="needs a GPU and Triton"
-)
-DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+pytestmark = needs_kernels
+ROWS = 256 if DEVICE.type == "cuda" else 32  # an interpreted row takes 20 ms
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).cuda()
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("width", [32, 576, 3584])
 def test_sum_and_norm(dtype: torch.dtype, width: int) -> None:
     x, y, weight = (random(7, width, dtype=dtype, seed=i) for i in range(3))
     total, normed = decoding.add_rms_norm(x, y, weight[0], 1e-6)
     assert torch.equal(total, x + y)
     wanted = torch.nn.functional.rms_norm((x + y).float(), (width,), weight[0].float(), 1e-6)
-    torch.testing.assert_close(normed.float(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+    torch.testing.assert_close(normed.float(), wanted, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
 @pytest.mark.parametrize("vocabulary", [48, 1024, 5000])
@@ -35,17 +34,17 @@ def test_sum_and_norm(dtype: torch.dtype, width: int) -> None:
 def test_sampling_draws_the_same_tokens(vocabulary: int, temperature: float) -> None:
     from rlkit.generation.fused import sample_fused
 
-    logits = 3 * random(256, vocabulary)
+    logits = 3 * random(ROWS, vocabulary)
     logits[:, 5] = float("-inf")
     logits[3] = float("-inf")
     logits[3, vocabulary - 1] = 0.0
-    uniforms = torch.rand(256, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).cuda()
+    uniforms = torch.rand(ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     uniforms[:2] = torch.tensor([0.0, 1 - 2**-53])
     params = SamplingParams(1, temperature=temperature)
     tokens, logprobs = sample_fused(logits, params, uniforms)
     wanted, wanted_logprobs = sample(logits, params, uniforms)
     same = tokens == wanted
-    assert same.float().mean() > 0.99  # a number on the edge of two tokens may fall either way
+    assert int((~same).sum()) <= 2  # a number on the edge of two tokens may fall either way
     assert not bool((tokens == 5).any())
     exact = (logits / temperature).log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(logprobs, exact, rtol=1e-4, atol=1e-4)
@@ -53,12 +52,12 @@ def test_sampling_draws_the_same_tokens(vocabulary: int, temperature: float) -> 
 
 
 def test_sampling_follows_the_distribution() -> None:
-    """Chi-square of 100,000 draws over 8 tokens: below the 99.9th percentile of 7 degrees of freedom, 24.3."""
+    """Chi-square of draws over 8 tokens: below the 99.9th percentile of 7 degrees of freedom, 24.3."""
     from rlkit.generation.fused import sample_fused
 
-    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5, 1.5, -2.0, 0.2]]).cuda()
-    draws = 100_000
-    uniforms = torch.rand(draws, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).cuda()
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5, 1.5, -2.0, 0.2]]).to(DEVICE)
+    draws = 100_000 if DEVICE.type == "cuda" else 1_000
+    uniforms = torch.rand(draws, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     tokens, _ = sample_fused(logits.expand(draws, -1).contiguous(), SamplingParams(1), uniforms)
     counts = torch.bincount(tokens, minlength=8).double()
     expected = draws * logits[0].double().softmax(-1)

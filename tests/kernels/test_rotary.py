@@ -1,4 +1,4 @@
-"""The rotary kernel beside the plain operations. It needs a CUDA GPU."""
+"""The rotary kernel beside the plain operations."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlkit import kernels
 from rlkit.kernels.rotary import rotated
+from tests.kernels.device import CLOSE, DEVICE, needs_kernels
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not kernels.available(torch.device("cuda")), reason="needs a GPU and Triton"
-)
-DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+pytestmark = needs_kernels
 
 
 def plainly(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -20,21 +17,21 @@ def plainly(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sin.unsqueeze(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("shape", [(7, 14, 64), (5, 2, 80), (1, 1, 8), (0, 4, 16)], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_rotation_and_its_gradient(dtype: torch.dtype, shape: tuple[int, int, int], transposed: bool) -> None:
     rng = torch.Generator().manual_seed(0)
     rows, _, width = shape
-    x = torch.randn(shape, generator=rng).to(dtype).cuda()
+    x = torch.randn(shape, generator=rng).to(dtype).to(DEVICE)
     if transposed:  # heads lie outside, as after a projection that was transposed
         x = x.transpose(0, 1).contiguous().transpose(0, 1)
     angle = torch.randn(rows, width, generator=rng)  # halves that differ
-    cos, sin = angle.cos().to(dtype).cuda(), angle.sin().to(dtype).cuda()
-    pull = torch.randn(shape, generator=rng).to(dtype).cuda()
+    cos, sin = angle.cos().to(dtype).to(DEVICE), angle.sin().to(dtype).to(DEVICE)
+    pull = torch.randn(shape, generator=rng).to(dtype).to(DEVICE)
     own, wide = x.detach().requires_grad_(), x.detach().float().requires_grad_()
     out, wanted = rotated(own, cos, sin), plainly(wide, cos.float(), sin.float())
-    close = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
+    close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype]}
     torch.testing.assert_close(out.float(), wanted, **close)
     assert out.is_contiguous()
     (found,) = torch.autograd.grad(out, own, pull)

@@ -1,4 +1,4 @@
-"""Log-probs, entropies and their gradients by kernel, beside those in slices of rows. They need a CUDA GPU."""
+"""Log-probs, entropies and their gradients by kernel, beside those in slices of rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlkit import kernels
 from rlkit.algorithms import distributions
 from rlkit.algorithms.distributions import Sampled, logprobs_and_entropy, token_logprobs
+from tests.kernels.device import DEVICE, needs_kernels
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not kernels.available(torch.device("cuda")), reason="needs a GPU and Triton"
-)
+pytestmark = needs_kernels
 
 
 def logits_of(width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -25,12 +23,12 @@ def logits_of(width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     logits[0, 3] = logits[1] = logits[2, : width // 2 + 1] = float("-inf")
     logits[1, width - 1] = 0.5
     ids[:3] = torch.tensor([4, width - 1, width - 2])
-    return logits.to(dtype).cuda(), ids.cuda()
+    return logits.to(dtype).to(DEVICE), ids.to(DEVICE)
 
 
 def results(logits: Tensor, ids: Tensor, temperature: float, kind: str) -> list[Tensor]:
     own = logits.detach().requires_grad_()
-    pulls = torch.randn(2, len(ids), generator=torch.Generator().manual_seed(1)).cuda()
+    pulls = torch.randn(2, len(ids), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     if kind == "log-probs":
         given: tuple[Tensor, ...] = (token_logprobs(own, ids, temperature),)
     elif kind == "entropy":
@@ -62,7 +60,7 @@ def test_settings_that_are_alike_take_the_kernel(monkeypatch: pytest.MonkeyPatch
     called: list[Any] = []
     scores = distributions.row_scores
     monkeypatch.setattr(distributions, "row_scores", lambda *given: called.append(given) or scores(*given))
-    rows = torch.ones(9, device="cuda")
+    rows = torch.ones(9, device=DEVICE)
     token_logprobs(logits, ids, Sampled(rows, 0 * rows.long(), rows).alike())
     token_logprobs(logits, ids, Sampled(rows, 0 * rows.long(), rows))
     token_logprobs(logits, ids, Sampled(rows, 5 + 0 * rows.long(), rows).alike())  # cut off: in slices

@@ -30,6 +30,7 @@ def register_transfer() -> str:
     from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
     from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     @dataclass
     class Nothing(WeightTransferInitInfo):  # type: ignore[misc]
@@ -95,7 +96,10 @@ def register_transfer() -> str:
                 self._may_be_direct = self._direct is not None
 
         def shutdown(self) -> None:
-            """The model must not live on because of its way in."""
+            """The model must not live on because of its way in: what vLLM remembers of each layer in order to reload it
+            is found by weak references to the layer and refers to the layer itself."""
+            for layer in self.model.modules() if self.model is not None else ():
+                LAYERWISE_INFO.pop(layer, None)
             self.model = self._default_model = self._direct = self._loading = None
 
         @staticmethod

@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -48,7 +48,7 @@ class Checkpoint:
     """The checkpoint weights of one model, to be read again and again while the model learns.
 
     Walking a model of 24 layers takes Python longer than a GPU needs to copy its weights, so a walk is kept until a
-    module, a parameter or a buffer is another, or has moved, or has another shape or dtype.
+    module, a parameter or a buffer is another, or has moved.
 
     Args:
         model: the model; it is referred to and not changed.
@@ -93,11 +93,13 @@ class _Walk:
         return same and self._read() == self._traits
 
     def _contents(self) -> list[Any]:
-        return list(chain.from_iterable(each.values() for each in self._dicts))
+        values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
+        return list(chain.from_iterable(map(values, self._dicts)))
 
-    def _read(self) -> tuple[list[Any], ...]:
+    def _read(self) -> tuple[list[int], list[torch.Size]]:
+        """Where the weights lie and their shapes; another dtype of the same shape lies elsewhere."""
         tensors = self.found.tensors if self.found is not None else []
-        return [t.data_ptr() for t in tensors], [t.shape for t in tensors], [t.dtype for t in tensors]
+        return [tensor.data_ptr() for tensor in tensors], [tensor.shape for tensor in tensors]
 
 
 def _in_place(model: nn.Module) -> InPlace:

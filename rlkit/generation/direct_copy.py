@@ -106,7 +106,9 @@ def prove(
             return None
         for name, tensor in weights:
             target = targets[name]
-            if target.device != tensor.device or not torch.equal(target, tensor.to(target.dtype)):
+            if target.device != tensor.device or not _keeps(tensor.dtype, target.dtype):
+                return None
+            if not torch.equal(target, tensor.to(target.dtype)):
                 return None
     return DirectCopy(targets, padding)
 
@@ -127,6 +129,11 @@ def _fits(parameter: Tensor, shapes: list[torch.Size]) -> bool:
         return shapes == [parameter.shape]
     alike = all(len(shape) == parameter.dim() and shape[1:] == parameter.shape[1:] for shape in shapes)
     return alike and sum(shape[0] for shape in shapes) <= parameter.shape[0]
+
+
+def _keeps(given: torch.dtype, held: torch.dtype) -> bool:
+    """Whether the engine's dtype is that of the weights or another float of 16 bits or more: others go with a scale."""
+    return given == held or (given.is_floating_point and held.is_floating_point and held.itemsize >= 2)
 
 
 def _widened(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:

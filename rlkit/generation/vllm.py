@@ -49,6 +49,11 @@ class VllmGenerator:
         self._version: Hashable = None
         self._weights: Checkpoint | None = None
 
+    @property
+    def copied_directly(self) -> bool:
+        """Whether the last sync was one pass of copies, without vLLM's loaders (see `rlkit.generation.direct_copy`)."""
+        return self._engine is not None and self._engine.copied_directly
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": None, "_version": None, "_weights": None}  # an engine belongs to a process
 

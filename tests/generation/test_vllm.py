@@ -199,7 +199,9 @@ def test_weights_move_once_a_version(fresh: tuple[Any, VllmGenerator]) -> None:
     assert generator.sync(model, "after").seconds > 0
 
 
-def test_weights_go_directly_on_a_gpu_and_through_loaders_where_the_cpu_packs_them(fresh: tuple[Any, VllmGenerator]) -> None:
+def test_weights_go_directly_on_a_gpu_and_through_loaders_where_the_cpu_packs_them(
+    fresh: tuple[Any, VllmGenerator],
+) -> None:
     model, generator = fresh
     move(model, seed=2)
     generator.sync(model, "moved")

@@ -17,7 +17,7 @@ from rlkit.engines.forward import bare_model, device_of
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, OnFinished, SamplingParams, Synced, require_prompts
 from rlkit.generation.vllm_versions import COLDEST, Engine, Response, open_engine
-from rlkit.generation.weights import checkpoint_weights
+from rlkit.generation.weights import Checkpoint, checkpoint_weights
 
 __all__ = ["VllmGenerator"]
 
@@ -47,9 +47,15 @@ class VllmGenerator:
         self.context = context
         self._engine: Engine | None = None
         self._version: Hashable = None
+        self._weights: Checkpoint | None = None
+
+    @property
+    def copied_directly(self) -> bool:
+        """Whether the last sync was one pass of copies, without vLLM's loaders (see `rlkit.generation.direct_copy`)."""
+        return self._engine is not None and self._engine.copied_directly
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": None, "_version": None}  # an engine belongs to a process
+        return {**self.__dict__, "_engine": None, "_version": None, "_weights": None}  # an engine belongs to a process
 
     def sync(self, model: nn.Module, version: Hashable) -> Synced:
         """Pushes the model's weights, adapters merged in, unless the engine has those of this version.
@@ -66,7 +72,7 @@ class VllmGenerator:
         synced = Synced()
         if self._version is None or version != self._version:
             self._version = None  # half a push is no version
-            synced = _push(engine, model)
+            synced = self._push(engine, model)
             self._version = version
         engine.wake("kv_cache")
         return synced
@@ -85,7 +91,7 @@ class VllmGenerator:
 
     def release(self) -> None:
         """Ends the engine; `sync` builds another."""
-        engine, self._engine, self._version = self._engine, None, None
+        engine, self._engine, self._version, self._weights = self._engine, None, None, None
         if engine is not None:
             engine.close()
 
@@ -119,6 +125,13 @@ class VllmGenerator:
                     on_finished(rows, self._generated(input_ids[rows], [response for _, response in finished]))
         return self._generated(input_ids, [responses[row] for row in range(len(prompts))])
 
+    def _push(self, engine: Engine, model: nn.Module) -> Synced:
+        started = time.perf_counter()
+        if self._weights is None or self._weights.model is not model:
+            self._weights = Checkpoint(model)
+        engine.push(self._weights)  # ends when the device has the weights
+        return Synced(self._weights.nbytes, time.perf_counter() - started)
+
     def _generated(self, input_ids: Tensor, responses: list[Response]) -> Generated:
         width = max(len(response.tokens) for response in responses)
         tokens = torch.full((len(responses), width), self.pad_token_id, dtype=torch.long)
@@ -136,19 +149,6 @@ class VllmGenerator:
             logprobs.to(device),
             [response.finish_reason for response in responses],
         )
-
-
-def _push(engine: Engine, model: nn.Module) -> Synced:
-    started, moved = time.perf_counter(), 0
-
-    def counted() -> Any:
-        nonlocal moved
-        for name, tensor in checkpoint_weights(model):
-            moved += tensor.numel() * tensor.element_size()
-            yield name, tensor
-
-    engine.push(counted())
-    return Synced(moved, time.perf_counter() - started)
 
 
 def _open(model: nn.Module, options: VllmConfig, context: int | None) -> Engine:

@@ -1,34 +1,38 @@
-"""vLLM 0.26 to 0.32 in words that do not change with its version. No other file knows what vLLM's names are.
+"""vLLM 0.26 to 0.32 in words that do not change with its version.
+
+With `vllm_transfer` (weights) and `vllm_process` (what is shared with the trainer) it is all that knows them.
 
 The engine runs in this process, so the trainer's weights reach it by reference: a weight-transfer engine of our own,
-registered with vLLM's (`vllm.distributed.weight_transfer`), loads the trainer's tensors where they lie, and vLLM's
-layerwise reload copies them into its own, on the device. CUDA IPC, which vLLM offers for this, opens the memory of
-another process and cannot open that of its own; NCCL and IPC are for engines on devices or in processes of their own.
+registered with vLLM's (`vllm.distributed.weight_transfer`), copies the trainer's tensors from where they lie into the
+engine's, on the device. CUDA IPC, which vLLM offers for this, opens the memory of another process and cannot open that
+of its own; NCCL and IPC are for engines on devices or in processes of their own.
 """
 
 import contextlib
-import gc
-import random
-import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rlkit.env import let_vllm_run_in_process
 from rlkit.errors import GenerationError
 from rlkit.generation.base import SamplingParams
+from rlkit.generation.vllm_process import (
+    close_llm,
+    forget_shared_layers,
+    out_of_sight,
+    process_state_kept,
+    require_no_other_sleeper,
+)
+from rlkit.generation.vllm_transfer import copied_directly, register_transfer
 
 __all__ = ["COLDEST", "Engine", "Response", "open_engine"]
 
 COLDEST = 0.01
 """Lowest temperature above 0 that vLLM samples at; it raises lower ones to this."""
-_TRANSFER = "rlkit-same-process"
 
 
 @dataclass(frozen=True)
@@ -57,29 +61,43 @@ class Engine:
         self._llm, self._vllm, self.can_sleep, self._own_group = llm, module, can_sleep, own_group
         self._asleep: list[str] = []
         self._transfer_ready = False
+        self._pushes = 0
 
     @property
     def context(self) -> int:
         """Most tokens that a prompt and its response may have together."""
         return int(self._llm.llm_engine.model_config.max_model_len)
 
+    @property
+    def copied_directly(self) -> bool:
+        """Whether the last weights were copied straight into the engine's, without its loaders."""
+        return copied_directly(self._llm)
+
     def push(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Loads a whole checkpoint (names, tensors) into the engine's model and forgets the prefix cache.
+        """Loads a whole checkpoint (names, tensors) into the engine's model.
+
+        What the prefix cache holds belongs to older weights and is not looked at again: every push begins a new salt,
+        which is part of what a cached block is found by. Emptying the cache instead would visit each of its blocks,
+        hundreds of thousands on a large GPU, which takes longer than copying the weights.
+
+        Args:
+            weights: a `rlkit.generation.weights.Checkpoint`, or other pairs, which are loaded in vLLM's own way.
 
         Raises:
-            GenerationError: the prefix cache is in use.
+            GenerationError: requests are running.
         """
+        if self._llm.llm_engine.has_unfinished_requests():
+            raise GenerationError(
+                "the weights of a vLLM engine cannot change while it still works on requests, whose keys and values "
+                "are those of the old weights; no other generation may run on this engine meanwhile"
+            )
         if not self._transfer_ready:
             self._llm.init_weight_transfer_engine({"init_info": {}})
             self._transfer_ready = True
+        self._pushes += 1
         self._llm.start_weight_update()
         self._llm.update_weights({"update_info": {"weights": weights}})
         self._llm.finish_weight_update()
-        if not self._llm.reset_prefix_cache():
-            raise GenerationError(
-                "vLLM's prefix cache could not be emptied after the weights changed, since requests still use it; "
-                "no other generation may run on this engine meanwhile"
-            )
 
     def run(
         self, prompts: Sequence[list[int]], params: SamplingParams, seeds: Sequence[int]
@@ -93,7 +111,9 @@ class Engine:
         """
         asked = [self._sampling(params, seed) for seed in seeds]
         engine, greedy = self._llm.llm_engine, params.temperature == 0
-        names = self._llm.enqueue([{"prompt_token_ids": ids} for ids in prompts], asked, use_tqdm=False)
+        salt = str(self._pushes)
+        given = [{"prompt_token_ids": ids, "cache_salt": salt} for ids in prompts]
+        names = self._llm.enqueue(given, asked, use_tqdm=False)
         # Requests are named "<counter>-<random>" within the engine and "<counter>" in its outputs.
         row_of = {str(name).split("-")[0]: row for row, name in enumerate(names)}
         try:
@@ -123,13 +143,17 @@ class Engine:
             self._asleep.remove(part)
 
     def close(self) -> None:
-        """Ends the engine and gives back its memory."""
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-        self._llm.llm_engine.engine_core.shutdown()
-        self._llm = None
-        gc.collect()
+        """Ends the engine and gives back its memory. A closed engine stays closed."""
+        if self._llm is None:
+            return
+        with contextlib.suppress(Exception):  # memory that is not there cannot be given back: it is taken first
+            for part in list(self._asleep):
+                self.wake(part)
+        llm, self._llm = self._llm, None
+        close_llm(llm)
         if self._own_group:
+            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
             cleanup_dist_env_and_memory()
 
     def _sampling(self, params: SamplingParams, seed: int) -> Any:
@@ -161,10 +185,8 @@ def open_engine(folder: Path, device: torch.device, *, sleep: bool, arguments: d
         GenerationError: vLLM is not installed or is none of the versions known here, it computes on another kind of
             device than the trainer, or it refuses the model or an argument.
     """
-    module = _import()
-    from vllm.platforms import current_platform
-
-    kind = str(current_platform.device_type)
+    with process_state_kept():
+        module, kind, transfer = _import()
     if kind != device.type:
         raise GenerationError(
             f"this build of vLLM computes on {kind or 'no device it can find'} and the actor's model is on {device}; "
@@ -176,6 +198,8 @@ def open_engine(folder: Path, device: torch.device, *, sleep: bool, arguments: d
             "actor on cuda:0, or let CUDA_VISIBLE_DEVICES begin with its GPU"
         )
     can_sleep = sleep and device.type == "cuda"
+    if can_sleep:
+        require_no_other_sleeper()
     fixed = {
         "model": str(folder),
         "skip_tokenizer_init": True,
@@ -184,33 +208,23 @@ def open_engine(folder: Path, device: torch.device, *, sleep: bool, arguments: d
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "enable_sleep_mode": can_sleep,
-        "weight_transfer_config": {"backend": _register_transfer()},
+        "weight_transfer_config": {"backend": transfer},
         "disable_log_stats": True,
     }
     if taken := sorted(set(fixed) & set(arguments)):
         raise GenerationError(f"rlkit sets {', '.join(taken)} of vLLM itself; leave them out of engine_args")
     own_group = not torch.distributed.is_initialized()
+    forget_shared_layers()
     try:
-        with _process_state_kept(), _out_of_sight("llvmlite.binding.ffi"):
-            llm = module.LLM(**fixed, **arguments)
+        with process_state_kept(), out_of_sight("llvmlite.binding.ffi"):
+            # No variable holds the LLM: vLLM keeps a frame or two of the import of its parts, and with them this one's.
+            return Engine(module.LLM(**fixed, **arguments), module, can_sleep=can_sleep, own_group=own_group)
     except Exception as error:
         raise GenerationError(f"vLLM {module.__version__} cannot serve this model: {error}") from error
-    return Engine(llm, module, can_sleep=can_sleep, own_group=own_group)
 
 
-@contextlib.contextmanager
-def _out_of_sight(name: str) -> Iterator[None]:
-    """A loaded module left out of `sys.modules`: vLLM 0.32 reads `vars` of all that modules hold, which llvmlite's
-    library object answers with something that is no dictionary."""
-    held = sys.modules.pop(name, None)
-    try:
-        yield
-    finally:
-        if held is not None:
-            sys.modules[name] = held
-
-
-def _import() -> Any:
+def _import() -> tuple[Any, str, str]:
+    """The module `vllm`, the kind of device that it computes on, and the name of the transfer of weights to it."""
     let_vllm_run_in_process()
     try:
         import vllm
@@ -220,7 +234,9 @@ def _import() -> Any:
             f"generation='vllm' needs vLLM 0.26 or newer, which cannot be imported here ({error}); "
             "pip install 'rlkit-lab[gpu]', or take generation='native'"
         ) from error
-    return vllm
+    from vllm.platforms import current_platform
+
+    return vllm, str(current_platform.device_type), register_transfer()
 
 
 def _response(row: int, completion: Any, greedy: bool) -> Response:
@@ -232,81 +248,3 @@ def _response(row: int, completion: Any, greedy: bool) -> Response:
     if len(logprobs) != len(tokens):
         raise GenerationError(f"vLLM gave {len(logprobs)} log-probs for the {len(tokens)} tokens of row {row}")
     return Response(tokens, logprobs, reason)
-
-
-@cache
-def _register_transfer() -> str:
-    """Makes the transfer within this process known to vLLM; returns its name there."""
-    from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
-    from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-    @dataclass
-    class Nothing(WeightTransferInitInfo):  # type: ignore[misc]
-        """There is nobody to meet."""
-
-    @dataclass
-    class Weights(WeightTransferUpdateInfo):  # type: ignore[misc]
-        weights: Iterable[tuple[str, Tensor]]
-
-    class SameProcess(WeightTransferEngine):  # type: ignore[misc]
-        """Loads tensors of this process, wherever they are."""
-
-        init_info_cls = Nothing
-        update_info_cls = Weights
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._expected = {name for name, _ in self.model.named_parameters()}
-
-        def init_transfer_engine(self, init_info: Nothing) -> None:
-            """Nothing to set up."""
-
-        def start_weight_update(self) -> None:
-            initialize_layerwise_reload(self.model)
-
-        def update_weights(self, update_info: dict[str, Any]) -> None:
-            self.receive_weights(self.parse_update_info(update_info))
-            if self.device.type != "cpu":  # which has nothing to wait for, and no such call
-                torch.accelerator.synchronize()
-
-        def receive_weights(self, update_info: Weights) -> None:
-            loaded = self.model.load_weights(update_info.weights)
-            if loaded is not None and (missing := sorted(self._expected - set(loaded))):
-                raise GenerationError(
-                    f"the trainer's model has no weights for {len(missing)} of vLLM's parameters, first {missing[0]!r}"
-                )
-
-        def finish_weight_update(self) -> None:
-            finalize_layerwise_reload(self.model, self.model_config)
-            head: Any = getattr(self.model, "lm_head", None)
-            if self.device.type == "cpu" and hasattr(head, "quant_method"):
-                # A head tied to the embedding gets no weights of its own, but its packed copy must follow.
-                head.quant_method.process_weights_after_loading(head)
-
-        def shutdown(self) -> None:
-            """Nothing is kept."""
-
-        @staticmethod
-        def trainer_send_weights(iterator: Iterator[tuple[str, Tensor]], trainer_args: Any) -> None:
-            """As 0.26 has it: one update of `trainer_args["llm"]`, between its start and finish."""
-            trainer_args["llm"].update_weights({"update_info": {"weights": iterator}})
-
-    WeightTransferEngineFactory.register_engine(_TRANSFER, SameProcess)
-    return _TRANSFER
-
-
-@contextlib.contextmanager
-def _process_state_kept() -> Iterator[None]:
-    """Undoes what building an engine does to its process: seeds, torch.set_num_threads and what it has set."""
-    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    states = random.getstate(), np.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        torch.set_num_threads = set_threads
-        torch.set_num_threads(threads)
-        random.setstate(states[0])
-        np.random.set_state(states[1])

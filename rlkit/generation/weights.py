@@ -1,7 +1,10 @@
 """A model's weights under the names of its Hugging Face checkpoint, adapters merged in, the model left as it is."""
 
 import copy
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor, nn
 from rlkit.engines.forward import bare_model
 from rlkit.errors import GenerationError
 
-__all__ = ["checkpoint_weights"]
+__all__ = ["Checkpoint", "InPlace", "checkpoint_weights"]
 
 
 def checkpoint_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -29,6 +32,89 @@ def checkpoint_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     with torch.no_grad():
         yield from _weights(bare_model(model), "", seen)
+
+
+@dataclass(frozen=True, eq=False)
+class InPlace:
+    """Weights that are the model's own memory. As long as a model stays as it is, it gives the same object."""
+
+    names: tuple[str, ...]
+    tensors: list[Tensor]
+    """The model's parameters and buffers themselves, in the order of `names`."""
+    nbytes: int
+
+
+class Checkpoint:
+    """The checkpoint weights of one model, to be read again and again while the model learns.
+
+    Walking a model of 24 layers takes Python longer than a GPU needs to copy its weights, so a walk is kept until a
+    module, a parameter or a buffer is another, or has moved.
+
+    Args:
+        model: the model; it is referred to and not changed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.nbytes = 0
+        """Bytes that the last pass over the weights gave."""
+        self._walk: _Walk | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """See `checkpoint_weights`."""
+        self.nbytes = 0
+        for name, tensor in checkpoint_weights(self.model):
+            self.nbytes += tensor.numel() * tensor.element_size()
+            yield name, tensor
+
+    def in_place(self) -> InPlace | None:
+        """The weights where they lie; None where an adapter has to be merged in first."""
+        if self._walk is None or not self._walk.holds():
+            self._walk = _Walk(bare_model(self.model))
+        found = self._walk.found
+        if found is not None:
+            self.nbytes = found.nbytes
+        return found
+
+
+class _Walk:
+    """What a walk over a model found, and enough to tell whether another would find the same."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        self._dicts: list[dict[str, Any]] = [each for m in modules for each in (m._modules, m._parameters, m._buffers)]
+        self._objects = self._contents()
+        self.found = None if any(map(_is_adapter, modules)) else _in_place(model)
+        self._traits = self._read()
+
+    def holds(self) -> bool:
+        now = self._contents()
+        same = len(now) == len(self._objects) and all(map(operator.is_, now, self._objects))
+        return same and self._read() == self._traits
+
+    def _contents(self) -> list[Any]:
+        values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
+        return list(chain.from_iterable(map(values, self._dicts)))
+
+    def _read(self) -> tuple[list[int], list[torch.Size]]:
+        """Where the weights lie and their shapes; another dtype of the same shape lies elsewhere."""
+        tensors = self.found.tensors if self.found is not None else []
+        return [tensor.data_ptr() for tensor in tensors], [tensor.shape for tensor in tensors]
+
+
+def _in_place(model: nn.Module) -> InPlace:
+    names, tensors, seen = [], [], set[int]()
+    for prefix, module in model.named_modules():
+        for name, tensor in _own(module).items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                names.append(f"{prefix}.{name}" if prefix else name)
+                tensors.append(tensor)
+    return InPlace(tuple(names), tensors, sum(t.numel() * t.element_size() for t in tensors))
+
+
+def _is_adapter(module: nn.Module) -> bool:
+    return hasattr(module, "base_layer") or hasattr(module, "modules_to_save")
 
 
 def _weights(module: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import sys
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +39,8 @@ class FakeLLM:
         self.calls: list[Any] = []
         self.pushed: list[dict[str, Tensor]] = []
         self.waiting: dict[str, tuple[int, list[int], Any]] = {}
-        self.clean, self.counter, self.clock, self.reason = True, 10, 0, "length"
+        self.counter, self.clock, self.reason = 10, 0, "length"
+        self.salts: list[str] = []
         self.llm_engine = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=32),
             step=self.step,
@@ -59,20 +62,17 @@ class FakeLLM:
     def finish_weight_update(self) -> None:
         self.calls.append("finish")
 
-    def reset_prefix_cache(self) -> bool:
-        self.calls.append("reset")
-        return self.clean
-
     def sleep(self, level: int) -> None:
         self.calls.append(("sleep", level))
 
     def wake_up(self, tags: list[str]) -> None:
         self.calls.append(("wake", *tags))
 
-    def enqueue(self, asked: list[dict[str, list[int]]], params: list[Any], use_tqdm: bool) -> list[str]:
+    def enqueue(self, asked: list[dict[str, Any]], params: list[Any], use_tqdm: bool) -> list[str]:
         assert not use_tqdm
         names = []
         for prompt, wanted in zip(asked, params, strict=True):
+            self.salts.append(str(prompt["cache_salt"]))
             self.waiting[str(self.counter)] = (
                 self.clock + len(prompt["prompt_token_ids"]),
                 prompt["prompt_token_ids"],
@@ -160,7 +160,7 @@ def test_seeds_come_from_the_random_state_and_greedy_asks_for_no_logprobs(llm: F
 
 def test_weights_move_when_the_version_changes_and_after_sleep(llm: FakeLLM) -> None:
     model, generator = tiny_model(), VllmGenerator()
-    push = ["start", "update", "finish", "reset"]
+    push = ["start", "update", "finish"]
     first = generator.sync(model, 0)
     assert named(llm) == ["open", "init", *push]
     assert first.bytes == sum(4 * p.numel() for p in model.parameters())
@@ -176,13 +176,37 @@ def test_weights_move_when_the_version_changes_and_after_sleep(llm: FakeLLM) -> 
     assert llm.calls == [("sleep", 2), ("wake", "weights"), *push, ("wake", "kv_cache")]
 
 
-def test_a_prefix_cache_that_stays_is_an_error_and_the_weights_count_as_old(llm: FakeLLM) -> None:
+def test_cached_prefixes_belong_to_one_push(llm: FakeLLM) -> None:
+    model, generator = tiny_model(), VllmGenerator()
+    for version in (0, 0, 1):
+        generator.sync(model, version)
+        generator.generate(*prompts(rows=2, width=3), SamplingParams(2), rng())
+    assert llm.salts == ["1", "1", "1", "1", "2", "2"]
+
+
+def test_weights_do_not_change_under_running_requests(llm: FakeLLM) -> None:
+    model, generator = tiny_model(), VllmGenerator()
+    generator.sync(model, 0)
+    llm.waiting["7"] = (100, [3], None)
+    llm.calls.clear()
+    with pytest.raises(GenerationError, match="cannot change while it still works on requests"):
+        generator.sync(model, 1)
+    assert llm.calls == []
+    llm.waiting.clear()
+    assert generator.sync(model, 1).bytes > 0  # the failed push left the weights as old ones
+
+
+def test_a_released_engine_refers_to_no_model(llm: FakeLLM) -> None:
     generator = VllmGenerator()
-    llm.clean = False
-    with pytest.raises(GenerationError, match="prefix cache could not be emptied"):
-        generator.sync(tiny_model(), 0)
-    llm.clean = True
-    assert generator.sync(tiny_model(), 0).bytes > 0
+    model = tiny_model()
+    generator.sync(model, 0)
+    llm.pushed.clear()
+    gone = weakref.ref(model)
+    generator.release()
+    del model
+    gc.collect()
+    assert gone() is None
+    generator.release()
 
 
 def test_the_engine_is_built_from_the_model_and_the_settings(llm: FakeLLM) -> None:
@@ -340,8 +364,6 @@ def test_a_step_syncs_before_it_samples_and_sleeps_before_it_learns() -> None:
 
 def test_pushing_reads_weights_one_by_one() -> None:
     """No list of all merged weights is ever made: each is dropped once the engine has it."""
-    import weakref
-
     import peft
 
     model = peft.get_peft_model(tiny_model(), peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))

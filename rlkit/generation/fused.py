@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlkit.generation.base import SamplingParams
 from rlkit.generation.joined import Joined
 from rlkit.generation.llama import LlamaLayer, normalise
-from rlkit.generation.sampling import first_above, sample
-from rlkit.generation.slots import Rows
+from rlkit.generation.sampling import sample
+from rlkit.generation.slots import Buffers, Rows
 from rlkit.kernels import decoding as kernels
 from rlkit.kernels.attention import attend_new_token
 from rlkit.kernels.gates import silu_times
 
-__all__ = ["FusedLayer", "add_and_normalise", "sample_fused"]
+__all__ = ["FusedLayer", "add_and_normalise", "sample_fused", "take_in_fused"]
 
 
 class FusedLayer(LlamaLayer):
@@ -60,20 +59,10 @@ def sample_fused(logits: Tensor, params: SamplingParams, uniforms: Tensor) -> tu
     """`rlkit.generation.sampling.sample`, reading all logits once and a block of them a second time."""
     if params.truncates:
         return sample(logits, params, uniforms)
-    scale, count = 1.0 / params.temperature, logits.shape[1]
-    peaks, masses = kernels.block_masses(logits, scale)
-    peak = peaks.amax(-1, keepdim=True)
-    cdf = (masses * (peaks - peak).exp()).cumsum(-1, dtype=torch.float64)
-    total = cdf[:, -1:]
-    target = uniforms.unsqueeze(-1) * total
-    block = first_above(cdf, target)
-    before = torch.where(block > 0, cdf.gather(-1, (block - 1).clamp_min(0)), 0.0)
-    place = block * kernels.BLOCK + torch.arange(kernels.BLOCK, device=logits.device)  # (B, BLOCK)
-    inside = logits.gather(1, place.clamp_max(count - 1)).float().mul_(scale)
-    weights = (inside - peak).exp_().masked_fill_(place >= count, 0.0)
-    offset = first_above(weights.cumsum(-1, dtype=torch.float64), target - before)
-    # Rounding can leave the last step of a block short of the target; the last token with any mass is meant then.
-    last = kernels.BLOCK - 1 - (weights > 0).flip(-1).int().argmax(-1, keepdim=True)
-    offset = torch.minimum(offset, last)
-    logprobs = inside.gather(-1, offset) - peak - total.log().float()
-    return (block * kernels.BLOCK + offset).squeeze(-1), logprobs.squeeze(-1)
+    return kernels.draw_tokens(logits, 1.0 / params.temperature, uniforms)
+
+
+def take_in_fused(buffers: Buffers, rows: Rows, tokens: Tensor, logprobs: Tensor, keeps: Tensor) -> None:
+    """`rlkit.generation.slots.take_in`, in one kernel."""
+    slots = rows.row, rows.place, rows.prompt_end, rows.tokens, rows.running
+    kernels.take_in(tokens, logprobs, keeps, slots, (buffers.ids, buffers.logprobs, buffers.mask), buffers.limit)

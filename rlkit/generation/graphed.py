@@ -24,10 +24,10 @@ from rlkit.engines.budget import free_bytes
 from rlkit.engines.forward import bare_model
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
 from rlkit.generation.decoders import CachedDecoder
-from rlkit.generation.fused import sample_fused
+from rlkit.generation.fused import sample_fused, take_in_fused
 from rlkit.generation.graphs import Graphs
 from rlkit.generation.sampling import sample
-from rlkit.generation.slots import Buffers, Rows
+from rlkit.generation.slots import Buffers, Rows, take_in
 from rlkit.generation.steps import step_of
 from rlkit.kernels import available
 
@@ -166,9 +166,10 @@ class GraphedDecoder:
         mask = mask[row_of]
         rows.begin[slots] = width - mask.sum(-1)
         rows.row[slots] = chosen
-        tokens, running = self._sampled(buffers, chosen, torch.zeros_like(chosen), mask.any(1), logits, params)
-        rows.tokens[slots], rows.running[slots] = tokens, running
-        rows.place[slots] = width
+        tokens, logprobs = self.sample(logits, params, buffers.uniforms[chosen, 0])
+        buffers.write(chosen, torch.zeros_like(chosen), tokens, logprobs)
+        rows.running[slots] = _keeps(tokens, params) & (buffers.limit > 1)
+        rows.tokens[slots], rows.place[slots] = tokens, width
         rows.share_prompts(buffers.prompt_of)
 
     def _shrink(self, rows: Rows, running: Tensor, begun: Tensor, size: int, width: int) -> Tensor:
@@ -198,26 +199,8 @@ class GraphedDecoder:
 
     def _forward(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> None:
         logits = self.step(rows, width)
-        rows.advance(*self._sampled(buffers, rows.row, rows.time, rows.running, logits, params))
-
-    def _sampled(
-        self, buffers: Buffers, row: Tensor, time: Tensor, running: Tensor, logits: Tensor, params: SamplingParams
-    ) -> tuple[Tensor, Tensor]:
-        """Samples a token a row and writes it down; rows that do not run write to the spare one.
-
-        Args:
-            row, time, running: (b,) of each, as in `Rows`.
-            logits: (b, V).
-
-        Returns:
-            tokens (b,), and who goes on (b,): not those that sampled a stop token, or their last one.
-        """
-        tokens, logprobs = self.sample(logits, params, buffers.uniforms[row, time])
-        buffers.write(torch.where(running, row, buffers.spare), time, tokens, logprobs)
-        running = running & (time + 1 < buffers.limit)
-        for stop in params.stop_token_ids:
-            running = running & (tokens != stop)
-        return tokens, running
+        tokens, logprobs = self.sample(logits, params, buffers.uniforms[rows.row, rows.time])
+        self.take_in(buffers, rows, tokens, logprobs, _keeps(tokens, params))
 
     # Reports and weights
 
@@ -246,7 +229,7 @@ class GraphedDecoder:
         self.device = next(self.model.parameters()).device
         active = self.device.type == "cuda" if self._wants_graphs is None else self._wants_graphs
         self._graphs = Graphs(self.device, f"{type(self.model).__name__}'s decoding step", active)
-        self.sample = sample_fused if available(self.device) else sample
+        self.sample, self.take_in = (sample_fused, take_in_fused) if available(self.device) else (sample, take_in)
         self.step = step_of(self.model)
         self._addresses = self._weight_addresses()
 
@@ -255,6 +238,14 @@ class GraphedDecoder:
         if self._weight_addresses() != self._addresses:
             self.release()
             self._read_weights()
+
+
+def _keeps(tokens: Tensor, params: SamplingParams) -> Tensor:
+    """(b,) which of these tokens let their row go on: not those that stop it."""
+    keeps = torch.ones_like(tokens, dtype=torch.bool)
+    for stop in params.stop_token_ids:
+        keeps = keeps & (tokens != stop)
+    return keeps
 
 
 def _room(device: torch.device, bytes_of_slot: int) -> int:

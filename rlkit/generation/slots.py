@@ -10,7 +10,7 @@ from torch import Tensor
 from rlkit.engines.packing import distinct_prompts
 from rlkit.generation.base import Generated, SamplingParams
 
-__all__ = ["Buffers", "Rows"]
+__all__ = ["Buffers", "Rows", "take_in"]
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,6 @@ class Rows:
         self.tokens.zero_()
         self.running.zero_()
         self.row.fill_(spare)
-
-    def advance(self, tokens: Tensor, running: Tensor) -> None:
-        """The next step takes in `tokens` (b,); slots that run no more stand after their prompt, always in reach."""
-        self.place.copy_(torch.where(running, self.place + 1, self.prompt_end))
-        self.tokens.copy_(tokens)
-        self.running.copy_(running)
 
     def move(self, places: Tensor, moving: Tensor, width: int) -> None:
         """Slots `moving` (k,) into slots `places` (k,), with `width` columns of the cache."""
@@ -181,3 +175,18 @@ class Buffers:
             logprobs[:, :width].clone(),
             ["stop" if stop else "length" for stop in stopped.tolist()],
         )
+
+
+def take_in(buffers: Buffers, rows: Rows, tokens: Tensor, logprobs: Tensor, keeps: Tensor) -> None:
+    """Writes down the sampled tokens of rows that run, and makes them what the next step takes in.
+
+    Slots that do not run write to the spare row, and stand after their prompt, always in reach.
+
+    Args:
+        tokens, logprobs, keeps: (b,) what was sampled, and whether it lets its row go on.
+    """
+    time = rows.time
+    buffers.write(torch.where(rows.running, rows.row, buffers.spare), time, tokens, logprobs)
+    rows.running.logical_and_(keeps & (time + 1 < buffers.limit))
+    rows.place.copy_(torch.where(rows.running, rows.place + 1, rows.prompt_end))
+    rows.tokens.copy_(tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -62,3 +64,36 @@ def test_sampling_follows_the_distribution() -> None:
     counts = torch.bincount(tokens, minlength=8).double()
     expected = draws * logits[0].double().softmax(-1)
     assert float(((counts - expected) ** 2 / expected).sum()) < 24.3
+
+
+@pytest.mark.parametrize("slots", [3, 300])
+def test_tokens_are_taken_in_as_plainly(slots: int) -> None:
+    """Rows that go on, stop by their token, reach the limit, or did not run."""
+    from rlkit.generation.fused import take_in_fused
+    from rlkit.generation.slots import Buffers, take_in
+
+    rng = torch.Generator().manual_seed(0)
+    running = torch.rand(slots, generator=rng) < 0.7
+    time = torch.randint(1, 4, (slots,), generator=rng) * running + ~running
+    tokens, logprobs = torch.randint(0, 9, (slots,), generator=rng), torch.rand(slots, generator=rng)
+    keeps, order = torch.rand(slots, generator=rng) < 0.8, torch.randperm(slots, generator=rng)
+
+    def taken(how: Any) -> tuple[Buffers, list[Tensor]]:
+        buffers = Buffers((1, 2, slots, 1, 9, 2), slots, steps=4, dtype=torch.float32, device=DEVICE)
+        buffers.limit.fill_(4)
+        rows = buffers.rows
+        rows.clear(5, buffers.spare)
+        rows.row.copy_(torch.where(running, order, buffers.spare))
+        rows.place.copy_(4 + time)
+        rows.running.copy_(running)
+        how(buffers, rows, *(part.to(DEVICE) for part in (tokens, logprobs, keeps)))
+        return buffers, [buffers.ids, buffers.logprobs, buffers.mask]
+
+    buffers, found = taken(take_in_fused)
+    plain, wanted = taken(take_in)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one[:-1], other[:-1])
+    assert int(found[2][:-1].sum()) == int(running.sum())
+    for one, other in zip(buffers.rows.state, plain.rows.state, strict=True):
+        assert torch.equal(one, other)
+    assert 0 < int(buffers.rows.running.sum()) < int(running.sum()) or slots == 3

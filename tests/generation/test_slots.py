@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlkit.generation.slots import Buffers
+from rlkit.generation.slots import Buffers, take_in
 
 INFINITE = float("-inf")
 
@@ -28,14 +28,21 @@ def test_a_row_reads_from_its_first_token_to_its_last() -> None:
 
 
 def test_rows_that_end_stand_after_their_prompt() -> None:
-    rows = buffers().rows
-    rows.clear(2, spare=6)
-    rows.running.fill_(True)
-    rows.advance(torch.tensor([7, 8, 9, 5]), torch.tensor([True, False, True, True]))
-    rows.advance(torch.tensor([1, 2, 3, 4]), torch.tensor([True, False, False, True]))
-    assert rows.place.tolist() == [4, 2, 2, 4]
-    assert rows.tokens.tolist() == [1, 2, 3, 4]
-    assert rows.running.tolist() == [True, False, False, True]
+    made = buffers(slots=4)
+    made.limit.fill_(2)
+    rows = made.rows
+    rows.clear(2, made.spare)
+    rows.row.copy_(torch.tensor([3, 1, 0, made.spare]))
+    rows.running.copy_(torch.tensor([True, True, True, False]))
+    rows.prompt_end.copy_(torch.tensor([2, 2, 3, 2]))  # the third has its first token yet to come
+    logprobs = torch.tensor([-0.1, -0.2, -0.3, -0.4])
+    take_in(made, rows, torch.tensor([7, 8, 9, 5]), logprobs, torch.tensor([True, False, True, True]))
+    assert rows.place.tolist() == [2, 2, 3, 2]
+    assert rows.tokens.tolist() == [7, 8, 9, 5]
+    assert rows.running.tolist() == [False, False, True, False]
+    assert made.ids[:-1].tolist() == [[9, 0], [0, 8], [0, 0], [0, 7], [0, 0], [0, 0]]
+    assert made.mask[:-1].sum(1).tolist() == [1, 1, 0, 1, 0, 0]
+    torch.testing.assert_close(made.logprobs[[3, 1, 0], [1, 1, 0]], logprobs[:3])
 
 
 def test_running_rows_of_one_prompt_read_it_from_the_first_of_them() -> None:

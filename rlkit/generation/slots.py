@@ -21,7 +21,7 @@ class Rows:
         stored: (layers, 2, b, key heads, capacity, head width) keys and values.
         begin: (b,) int64, the column of the cache where the row's first token lies.
         prompt_end: (b,) int64, the column after its prompt.
-        source: (b,) int64, a slot whose columns before `prompt_end` hold the same; the own one will do.
+        source: (b,) int64, a slot whose columns before `prompt_end` hold the same prompt; the own one will do.
         place: (b,) int64, the column that the token to take in goes to; `prompt_end` in slots that do not run.
         tokens: (b,) int64, the token to take in.
         running: (b,) bool; a slot that does not run repeats its last step and writes to a spare row.

@@ -29,7 +29,7 @@ def process_state_kept() -> Iterator[None]:
     the random generators, and on the CPU replaces `torch.set_num_threads`.
     """
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    precision, dtype = _precision(), torch.get_default_dtype()
     cuda: Any = torch.backends.cuda
     attention = {kind: getattr(cuda, f"{kind}_sdp_enabled")() for kind in _ATTENTION}
     states = random.getstate(), np.random.get_state()
@@ -41,12 +41,20 @@ def process_state_kept() -> Iterator[None]:
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
-        if torch.get_float32_matmul_precision() != precision:
+        if precision is not None and _precision() != precision:
             torch.set_float32_matmul_precision(precision)
         for kind, enabled in attention.items():
             getattr(cuda, f"enable_{kind}_sdp")(enabled)
         random.setstate(states[0])
         np.random.set_state(states[1])
+
+
+def _precision() -> str | None:
+    """Of fp32 products; None where it was set for one backend, which torch then refuses to give for all."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ out to be a plain copy, later ones are copied straight into the engine's paramet
 which stay at their addresses: CUDA graphs hold them, and sleeping takes and gives the memory under them.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlkit.engines.budget import is_out_of_memory
 from rlkit.errors import GenerationError
 from rlkit.generation.direct_copy import DirectCopy, prove
 from rlkit.generation.weights import Checkpoint
 
-__all__ = ["copied_directly", "register_transfer", "used_as_loaded", "worker_of"]
+__all__ = ["copied_directly", "register_transfer", "update_ended", "used_as_loaded", "worker_of"]
 
 _NAME = "rlkit-same-process"
 _PLAIN = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
@@ -74,7 +76,11 @@ def register_transfer() -> str:
                 return
             self._direct, self._loading = None, weights
             initialize_layerwise_reload(self.model)
-            loaded = self.model.load_weights(iter(weights))
+            try:
+                loaded = self.model.load_weights(iter(weights))
+            except BaseException:  # layers keep what they have been given, and another pass would build on it
+                finalize_layerwise_reload(self.model, self.model_config)
+                raise
             if loaded is not None and (missing := sorted(self._expected - set(loaded))):
                 raise GenerationError(
                     f"the trainer's model has no weights for {len(missing)} of vLLM's parameters, first {missing[0]!r}"
@@ -90,10 +96,21 @@ def register_transfer() -> str:
                 # A head tied to the embedding gets no weights of its own, but its packed copy must follow.
                 head.quant_method.process_weights_after_loading(head)
             if self._may_be_direct and isinstance(weights, Checkpoint):
-                packed = getattr(self.model, "packed_modules_mapping", None) or {}
-                parameters = dict(self.model.named_parameters())
-                self._direct = prove(parameters, packed, weights) if used_as_loaded(self.model) else None
+                self._direct = self._proven(weights)
                 self._may_be_direct = self._direct is not None
+
+        def _proven(self, weights: Checkpoint) -> DirectCopy | None:
+            """A direct copy that has been tried once, so that it is ready; None where there is none, or no memory."""
+            if not used_as_loaded(self.model):
+                return None
+            packed = getattr(self.model, "packed_modules_mapping", None) or {}
+            try:
+                direct = prove(dict(self.model.named_parameters()), packed, weights)
+                return direct if direct is not None and direct(weights) else None
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                return None
 
         def shutdown(self) -> None:
             """The model must not live on because of its way in: what vLLM remembers of each layer in order to reload it
@@ -129,6 +146,18 @@ def used_as_loaded(model: nn.Module) -> bool:
             if not plain or getattr(getattr(module, "impl", None), "sinks", None) is not None:
                 return False
     return True
+
+
+@contextlib.contextmanager
+def update_ended(llm: Any) -> Iterator[None]:
+    """An update of a `vllm.LLM` that breaks off is over: vLLM would refuse every later one."""
+    try:
+        yield
+    except BaseException:
+        worker = worker_of(llm)
+        if hasattr(worker, "_weight_update_active"):
+            worker._weight_update_active = False
+        raise
 
 
 def worker_of(llm: Any) -> Any:

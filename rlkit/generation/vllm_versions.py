@@ -27,7 +27,7 @@ from rlkit.generation.vllm_process import (
     process_state_kept,
     require_no_other_sleeper,
 )
-from rlkit.generation.vllm_transfer import copied_directly, register_transfer
+from rlkit.generation.vllm_transfer import copied_directly, register_transfer, update_ended
 
 __all__ = ["COLDEST", "Engine", "Response", "open_engine"]
 
@@ -95,9 +95,10 @@ class Engine:
             self._llm.init_weight_transfer_engine({"init_info": {}})
             self._transfer_ready = True
         self._pushes += 1
-        self._llm.start_weight_update()
-        self._llm.update_weights({"update_info": {"weights": weights}})
-        self._llm.finish_weight_update()
+        with update_ended(self._llm):
+            self._llm.start_weight_update()
+            self._llm.update_weights({"update_info": {"weights": weights}})
+            self._llm.finish_weight_update()
 
     def run(
         self, prompts: Sequence[list[int]], params: SamplingParams, seeds: Sequence[int]
@@ -150,11 +151,13 @@ class Engine:
             for part in list(self._asleep):
                 self.wake(part)
         llm, self._llm = self._llm, None
-        close_llm(llm)
-        if self._own_group:
-            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+        try:
+            close_llm(llm)
+        finally:
+            if self._own_group:
+                from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-            cleanup_dist_env_and_memory()
+                cleanup_dist_env_and_memory()
 
     def _sampling(self, params: SamplingParams, seed: int) -> Any:
         greedy = params.temperature == 0

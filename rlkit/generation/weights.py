@@ -48,7 +48,8 @@ class Checkpoint:
     """The checkpoint weights of one model, to be read again and again while the model learns.
 
     Walking a model of 24 layers takes Python longer than a GPU needs to copy its weights, so a walk is kept until a
-    module, a parameter or a buffer is another, or has moved.
+    module, a parameter or a buffer is another, has another name, or has moved. Memory that the weights have left is
+    therefore held until they are read again.
 
     Args:
         model: the model; it is referred to and not changed.
@@ -83,23 +84,26 @@ class _Walk:
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
         self._dicts: list[dict[str, Any]] = [each for m in modules for each in (m._modules, m._parameters, m._buffers)]
-        self._objects = self._contents()
+        self._objects, self._named = self._contents(), self._keys()
         self.found = None if any(map(_is_adapter, modules)) else _in_place(model)
         self._traits = self._read()
 
     def holds(self) -> bool:
         now = self._contents()
         same = len(now) == len(self._objects) and all(map(operator.is_, now, self._objects))
-        return same and self._read() == self._traits
+        return same and self._keys() == self._named and self._read() == self._traits
 
     def _contents(self) -> list[Any]:
         values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
         return list(chain.from_iterable(map(values, self._dicts)))
 
-    def _read(self) -> tuple[list[int], list[torch.Size]]:
-        """Where the weights lie and their shapes; another dtype of the same shape lies elsewhere."""
+    def _keys(self) -> list[str]:
+        return list(chain.from_iterable(self._dicts))
+
+    def _read(self) -> tuple[list[int], list[torch.Size], list[tuple[int, ...]]]:
+        """Where the weights lie, their shapes and strides; another dtype of the same shape lies elsewhere."""
         tensors = self.found.tensors if self.found is not None else []
-        return [tensor.data_ptr() for tensor in tensors], [tensor.shape for tensor in tensors]
+        return [t.data_ptr() for t in tensors], [t.shape for t in tensors], [t.stride() for t in tensors]
 
 
 def _in_place(model: nn.Module) -> InPlace:

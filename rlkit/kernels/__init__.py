@@ -20,13 +20,19 @@ __all__ = ["available", "on_device_of"]
 
 
 def available(device: torch.device) -> bool:
-    """Whether the kernels can run on a device: it is a CUDA GPU, or they are interpreted; and Triton is installed."""
-    return (device.type == "cuda" or kernels_are_interpreted()) and _has_triton()
+    """Whether the kernels can run on a device: it is a CUDA GPU of compute capability 8 (bfloat16) or later, or they
+    are interpreted; and Triton is installed."""
+    return _has_triton() and (_suits(device) if device.type == "cuda" else kernels_are_interpreted())
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Within it, kernels are launched on the GPU where a tensor is."""
     return torch.cuda.device_of(x)
+
+
+@cache
+def _suits(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache

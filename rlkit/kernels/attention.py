@@ -14,6 +14,8 @@ __all__ = ["attend_new_token"]
 
 _BUSY = 264
 """Programs that keep a GPU busy: two for each multiprocessor of a large one."""
+_TILES = 1 << 16
+"""Bytes of keys and values that a program may have on their way: GPUs with little shared memory hold 99 KiB."""
 _LEAST = 512
 """Columns that one program reads at least, where several share a row."""
 
@@ -153,7 +155,7 @@ def attend_new_token(
     Each row reads columns begin, ..., place and no others: those before `prompt_end` from the slot `source`, which
     holds the same there, the rest from its own. Rows of one prompt so read it from one place, which the GPU's cache
     serves. The softmax runs over blocks of columns (Milakov & Gimelshein 2018); where few rows have long caches,
-    several programs share a row's columns and are joined after.
+    several programs share a row's columns and are joined after. Scores and sums are float32; float64 is rounded to it.
 
     Args:
         query: (B, heads * D), each row contiguous.
@@ -174,10 +176,13 @@ def attend_new_token(
     precise = query.dtype not in (torch.bfloat16, torch.float16)
     queries: int = max(16, triton.next_power_of_2(group))
     wide: int = max(16, triton.next_power_of_2(width))
-    if rows * key_heads >= 2 * _BUSY:  # many programs hide each other's waits, and small ones fit in greater numbers
-        columns, warps, stages = 32, 2, 4
-    else:
-        columns, warps, stages = max(16, min(128, 8192 // wide) // (2 if precise else 1)), 4, 3
+    # Many programs hide each other's waits, and small ones fit in greater numbers; few do better with large tiles.
+    columns, warps, stages = (32, 2, 4) if rows * key_heads >= 2 * _BUSY else (128, 4, 3)
+    bytes_of_column = 2 * wide * (8 if precise else query.element_size())
+    while columns > 16 and columns * bytes_of_column * (stages - 1) > _TILES:
+        columns //= 2
+    while stages > 1 and columns * bytes_of_column * (stages - 1) > _TILES:
+        stages -= 1
     partial, peaks, masses = out, out, out
     if splits > 1:
         partial = out.new_empty(rows, key_heads * group, splits, width, dtype=torch.float32)

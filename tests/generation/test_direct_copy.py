@@ -185,6 +185,21 @@ def test_the_weights_are_followed_wherever_they_move() -> None:
     assert same(engine, {name: tensor.float() for name, tensor in engine_of(model).items()})
 
 
+def test_other_names_or_strides_are_noticed() -> None:
+    model = nn.Sequential()
+    model.add_module("a", nn.Linear(3, 3, bias=False))
+    model.add_module("b", nn.Linear(3, 3, bias=False))
+    weights = Checkpoint(model)
+    first = weights.in_place()
+    assert weights.in_place() is first
+    a, b = model._modules.pop("a"), model._modules.pop("b")
+    model._modules.update(b=a, a=b)  # the same layers in the same order under each other's names
+    second = weights.in_place()
+    assert second is not first
+    model.b.weight.data = model.b.weight.data.t()  # the same memory and shape
+    assert weights.in_place() is not second
+
+
 def test_other_names_or_shapes_are_not_copied() -> None:
     model = Trained()
     engine, weights = engine_of(model), Checkpoint(model)

@@ -420,6 +420,7 @@ def test_an_argument_that_vllm_does_not_know_is_its_error(served: tuple[Any, Vll
 
 def grpo_with_vllm(**config: Any) -> GRPOTrainer:
     settings = {"batch_size": 16, "max_new_tokens": 6, "lr": 3e-3, "threads": 1, "use_vllm": True, "vllm": OPTIONS}
+    settings["precision"] = "float32"  # a GPU's default is bfloat16
     actor = ActorController(model_for_vllm(max_position_embeddings=128), tiny_tokenizer())
     return GRPOTrainer(actor, good, prompts=PROMPTS, config={**settings, **config})
 

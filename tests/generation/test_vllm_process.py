@@ -20,7 +20,7 @@ from rlkit.generation.vllm_process import (
     process_state_kept,
     require_no_other_sleeper,
 )
-from rlkit.generation.vllm_transfer import used_as_loaded
+from rlkit.generation.vllm_transfer import update_ended, used_as_loaded
 from rlkit.generation.vllm_versions import Engine
 
 SDP = ("flash", "mem_efficient", "math", "cudnn")
@@ -195,3 +195,37 @@ def test_attention_keeps_nothing_but_sinks(sinks: Any, expected: bool) -> None:
     plain.impl = latent.impl = SimpleNamespace(sinks=sinks)
     assert used_as_loaded(nn.Sequential(plain)) is expected
     assert not used_as_loaded(nn.Sequential(latent))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_an_update_that_breaks_off_is_over(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    llm, *_ = running(monkeypatch)
+    llm.worker._weight_update_active = True
+    with pytest.raises(error), update_ended(llm):
+        raise error
+    assert llm.worker._weight_update_active is False
+
+
+def test_a_precision_of_one_backend_is_left_alone() -> None:
+    """Set through torch's newer names; asking for the older one's value is then an error of torch's."""
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        with process_state_kept():
+            pass
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+
+
+def test_the_process_group_is_given_back_although_closing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, told, *_ = running(monkeypatch)
+    llm.llm_engine.engine_core.shutdown = lambda: 1 / 0
+    state = SimpleNamespace(cleanup_dist_env_and_memory=lambda: told.append("group"))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.distributed", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
+    with pytest.raises(ZeroDivisionError):
+        Engine(llm, None, can_sleep=False, own_group=True).close()
+    assert told == ["group"]

@@ -1,8 +1,9 @@
 """Decoding that stays on the device: one token step is one CUDA graph, and the host looks only now and then.
 
 Everything of a step happens on the device: the forward over the new tokens, sampling, log-probs, stopping, and writing
-the result. Shapes are fixed, so the step is captured once as a CUDA graph for a number of rows and a width of the cache
-and replayed from then on; replays see the weights as they are, since the trainer updates them in place.
+the result. Shapes are fixed, so the step is captured once as a CUDA graph for a number of rows (and for a width of the
+cache, where the model's own forward reads it) and replayed from then on; replays see the weights as they are, since the
+trainer updates them in place.
 
 Rows decode in slots, as many as memory has room for. Every few tokens the host looks who still runs: slots of finished
 rows go to rows that wait, and once nobody waits the running ones move together into a smaller batch.

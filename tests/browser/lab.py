@@ -82,8 +82,16 @@ class Lab:
 
     @property
     def kernel(self) -> dict[str, Any]:
-        """The notebook's kernel as the server describes it; {} while there is none."""
-        kernels: list[dict[str, Any]] = self.ask("kernels")
+        """The notebook's kernel as the server describes it; {} while there is none.
+
+        In the moment that a kernel starts the server knows no time of its last activity yet, and cannot list it.
+        """
+        try:
+            kernels: list[dict[str, Any]] = self.ask("kernels")
+        except urllib.error.HTTPError as error:
+            if error.code != 500:
+                raise
+            return {}
         return kernels[0] if kernels else {}
 
     def close(self) -> list[int]:

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from rlkit.engines.budget import free_bytes
 from rlkit.engines.forward import bare_model
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
-from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.fused import sample_fused, take_in_fused
 from rlkit.generation.graphs import Graphs
+from rlkit.generation.prefill import prefill_of
 from rlkit.generation.sampling import sample
 from rlkit.generation.slots import Buffers, Rows, take_in
 from rlkit.generation.steps import step_of
@@ -154,18 +154,13 @@ class GraphedDecoder:
     def _admit(self, buffers: Buffers, rows: Rows, slots: Tensor, chosen: Tensor, params: SamplingParams) -> None:
         """Rows `chosen` (k,) begin in `slots` (k,), both on the host: a forward over each distinct prompt, and a token.
 
-        The device is not waited for, unless prompts are padded, which transformers looks at.
+        The device is not waited for, unless the model's own forward does so.
         """
         ids, mask, row_of = buffers.prompts(chosen)
         slots, chosen = (part.to(self.device, non_blocking=True) for part in (slots, chosen))
         width = ids.shape[1]
-        prompt = CachedDecoder(self.model, self.cache_argument, whole=True, padded=buffers.padded)
-        logits = prompt.prefill(ids, mask)[row_of]
-        for stored, layer in zip(rows.stored, prompt.cache.layers, strict=True):
-            stored[0, slots, :, :width] = layer.keys[row_of]
-            stored[1, slots, :, :width] = layer.values[row_of]
-        mask = mask[row_of]
-        rows.begin[slots] = width - mask.sum(-1)
+        logits = self.prefill(ids, mask, buffers.padded, rows.stored, slots, row_of)[row_of]
+        rows.begin[slots] = width - mask[row_of].sum(-1)
         rows.row[slots] = chosen
         tokens, logprobs = self.sample(logits, params, buffers.uniforms[chosen, 0])
         buffers.write(chosen, torch.zeros_like(chosen), tokens, logprobs)
@@ -232,6 +227,7 @@ class GraphedDecoder:
         self._graphs = Graphs(self.device, f"{type(self.model).__name__}'s decoding step", active)
         self.sample, self.take_in = (sample_fused, take_in_fused) if available(self.device) else (sample, take_in)
         self.step = step_of(self.model)
+        self.prefill = prefill_of(self.model, self.cache_argument, self.step)
         self._addresses = self._weight_addresses()
 
     def _forget_graphs_of_moved_weights(self) -> None:

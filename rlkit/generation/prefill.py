@@ -81,17 +81,17 @@ class FusedPrefill:
         count, width = ids.shape
         begin = width - mask.sum(-1, keepdim=True)  # (u, 1)
         x = self.step.trunk.embed_tokens(ids.flatten())  # (u * P, H)
-        positions = (torch.arange(width, device=ids.device) - begin).clamp_min(0)
-        turns = [part.flatten(0, 1) for part in self.step.trunk.rotary_emb(x, positions)]  # (u * P, D) each
+        positions = torch.arange(width, device=ids.device) - begin
+        cos, sin = (part.flatten(0, 1) for part in self.step.trunk.rotary_emb(x, positions))  # (u * P, D)
         bias = _bias(begin, width, x.dtype) if padded else None
         normed = normalise(self.step.norms[0], x)
         layers = self.step.layers
         for layer, own, after in zip(layers, stored, self.step.norms[1:], strict=True):
-            query, key, value = _heads(layer, normed, *turns, (count, width, -1, own.shape[-1]))
+            query, key, value = _heads(layer, normed, cos, sin, (count, width, -1, own.shape[-1]))
             own[:, slots, :, :width] = torch.stack([key, value]).index_select(1, row_of).transpose(2, 3)
             attended = _attended(query, key, value, bias, layer.attention.scaling)
             if layer is layers[-1]:  # only a prompt's last token has something to say from here on
-                x, attended = (part.unflatten(0, (count, width))[:, -1] for part in (x, attended))
+                x, attended = (part.view(count, width, -1)[:, -1] for part in (x, attended))
             x, normed = add_and_normalise(x, layer.out(attended), layer.norm)
             gate, up = layer.gate_and_up(normed)
             gated = silu_times(gate, up) if layer.is_silu else layer.activation(gate) * up
@@ -107,12 +107,12 @@ def _heads(
     query, key, value = layer.projections(normed)
     if layer.head_norms is not None:
         query, key = (
-            normalise(norm, x.unflatten(1, shape[2:])).flatten(1)
+            normalise(norm, x.view(len(x), *shape[2:])).flatten(1)
             for norm, x in zip(layer.head_norms, (query, key), strict=True)
         )
-    turned = rotated(_beside(query, key).unflatten(1, shape[2:]), cos, sin)
-    query, key = turned.split([part.shape[1] // shape[-1] for part in (query, key)], dim=1)
-    return query.view(shape), key.view(shape), value.reshape(shape)
+    turned = rotated(_beside(query, key).view(len(normed), *shape[2:]), cos, sin)
+    heads = query.shape[1] // shape[-1]
+    return turned[:, :heads].view(shape), turned[:, heads:].view(shape), value.view(shape)
 
 
 def _beside(left: Tensor, right: Tensor) -> Tensor:
@@ -153,4 +153,4 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sc
     attended = scaled_dot_product_attention(
         query, key, value, attn_mask=bias, is_causal=bias is None, scale=scale, **grouped
     )
-    return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+    return attended.transpose(1, 2).reshape(-1, query.shape[1] * query.shape[3])

@@ -15,7 +15,7 @@ from rlkit.engines.forward import bare_model, cache_argument
 from rlkit.generation import graphed
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.graphed import GraphedDecoder
-from rlkit.generation.prefill import FusedPrefill, ModelPrefill, Prefill, prefill_of
+from rlkit.generation.prefill import FusedPrefill, ModelPrefill, Prefill, _bias, prefill_of
 from rlkit.generation.steps import step_of
 from tests.generation.models import family_model
 from tests.kernels.device import CLOSE, DEVICE, needs_kernels
@@ -59,7 +59,7 @@ def check(
     layers, key_heads, head_width = prefill.step.cache_shape
     dtype = next(model.parameters()).dtype
     stored = torch.full((layers, 2, SLOTS, key_heads, CAPACITY, head_width), 7.0, dtype=dtype, device=DEVICE)
-    slots, row_of = torch.tensor([3, 0, 4], device=DEVICE), torch.tensor([1, 0, 1], device=DEVICE)
+    slots, row_of = torch.tensor([3, 0, 4], device=DEVICE), torch.tensor([1, 0, 0], device=DEVICE)
     logits = prefill(ids, mask, not bool(mask.all()), stored, slots, row_of)
     assert logits.dtype == dtype
     torch.testing.assert_close(logits.to(wanted), wanted, rtol=0, atol=bound * float(wanted.abs().max()))
@@ -112,6 +112,13 @@ def test_adapters_are_called_and_their_layers_not_joined() -> None:
     check(model, prefill, ids, mask)
     with model.disable_adapter():
         check(model, prefill, ids, mask, plain)
+
+
+def test_padding_is_not_read_and_reads_itself() -> None:
+    found = _bias(torch.tensor([[2], [0]], device=DEVICE), 3, torch.float16)
+    reads = [[[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[1, 0, 0], [1, 1, 0], [1, 1, 1]]]
+    wanted = torch.tensor(reads, dtype=torch.float16, device=DEVICE).log().unsqueeze(1)
+    assert torch.equal(found, wanted)
 
 
 class _Waiting(TorchDispatchMode):

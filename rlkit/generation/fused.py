@@ -30,10 +30,13 @@ class FusedLayer(LlamaLayer):
         self.projections = Joined([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_and_up = Joined([mlp.gate_proj, mlp.up_proj])
 
-    def attend_rows(self, normed: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, rows: Rows) -> Tensor:
+    def attend_rows(
+        self, normed: Tensor, cos: Tensor, sin: Tensor, stored: Tensor, rows: Rows, arrivals: Tensor
+    ) -> Tensor:
         """(b, H) to (b, H); each row's key and value go to its place in `stored` (2, b, heads, W, D).
 
-        `cos` and `sin` (positions, D) are tables; the sine has the sign of the rotated half.
+        `cos` and `sin` (positions, D) are tables; the sine has the sign of the rotated half. `arrivals` is what
+        `attend_new_token` takes.
         """
         query, key, value = self.projections(normed)
         if self.head_norms is not None:
@@ -43,7 +46,8 @@ class FusedLayer(LlamaLayer):
                 for norm, x in zip(self.head_norms, (query, key), strict=True)
             )
         where = rows.begin, rows.prompt_end, rows.source, rows.place
-        return self.out(attend_new_token(query, key, value, cos, sin, stored, *where, self.attention.scaling))
+        scale = self.attention.scaling
+        return self.out(attend_new_token(query, key, value, cos, sin, stored, *where, scale, arrivals))
 
     def feed_forward(self, normed: Tensor) -> Tensor:
         gate, up = self.gate_and_up(normed)

@@ -30,6 +30,7 @@ from rlkit.generation.llama import (
 from rlkit.generation.skinny import SideBySide
 from rlkit.generation.slots import Rows
 from rlkit.kernels import available
+from rlkit.kernels.attention import no_arrivals
 
 __all__ = ["FusedStep", "ModelStep", "Step", "WrittenOutStep", "step_of", "suits_steps"]
 
@@ -120,13 +121,15 @@ class FusedStep(WrittenOutStep):
     def __init__(self, model: Any) -> None:
         super().__init__(model, FusedLayer)
         self._turns: tuple[Tensor, Tensor] | None = None
+        self._arrivals = no_arrivals(model.lm_head.weight.device)
 
     def __call__(self, rows: Rows, width: int) -> Tensor:
         x = self.trunk.embed_tokens(rows.tokens)
         cos, sin = self._turns_up_to(x, width)
         normed = normalise(self.norms[0], x)
         for layer, stored, after in zip(self.layers, rows.stored, self.norms[1:], strict=True):
-            x, normed = add_and_normalise_fused(x, layer.attend_rows(normed, cos, sin, stored, rows), layer.norm)
+            attended = layer.attend_rows(normed, cos, sin, stored, rows, self._arrivals)
+            x, normed = add_and_normalise_fused(x, attended, layer.norm)
             x, normed = add_and_normalise_fused(x, layer.feed_forward(normed), after)
         return self.head(normed)
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlkit.kernels import on_device_of
 
-__all__ = ["attend_new_token"]
+__all__ = ["attend_new_token", "no_arrivals"]
 
-_BUSY = 264
-"""Programs that keep a GPU busy: two for each multiprocessor of a large one."""
+_BUSY = 200
+"""Programs that keep a GPU busy: more than one for each multiprocessor of a large one."""
+_LEAST = 96
+"""Columns of the cache for each program that shares a pair of rows, at least."""
+_MANY = 384
+"""Programs that hide each other's waits, and of which small ones fit in greater numbers."""
+_SMALL, _LARGE = 1 << 14, 1 << 15
+"""Bytes of keys and values that a program asks for at once where there are many, and where there are few."""
 _TILES = 1 << 16
 """Bytes of keys and values that a program may have on their way: GPUs with little shared memory hold 99 KiB."""
-_LEAST = 512
-"""Columns that one program reads at least, where several share a row."""
 
 
 if find_spec("triton") is not None:
@@ -25,116 +29,135 @@ if find_spec("triton") is not None:
     import triton.language as tl
 
     @triton.jit
-    def _turned(x, offset, angle, cos, sin, inside, HALF: tl.constexpr, WIDTH: tl.constexpr, lane):
-        """Values at `offset` + lane, rotated; the other half of a head has the partner of each."""
+    def _turned(x, angle, cos, sin, inside, HALF: tl.constexpr, WIDTH: tl.constexpr, lane):
+        """Values at `x` + lane, rotated; the other half of a head has the partner of each."""
         partner = tl.where(lane < HALF, lane + HALF, lane - HALF)
-        own = tl.load(x + offset + lane, mask=inside, other=0.0).to(tl.float32)
-        other = tl.load(x + offset + partner, mask=inside, other=0.0).to(tl.float32)
+        own = tl.load(x + lane, mask=inside, other=0.0).to(tl.float32)
+        other = tl.load(x + partner, mask=inside, other=0.0).to(tl.float32)
         c = tl.load(cos + angle + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
         s = tl.load(sin + angle + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
         return own * c + other * s
 
     @triton.jit
-    def _over_columns(
-        query, peak, mass, total, keys, values, low, high, column_stride, scale, lane,
-        WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    def _joined(peak, mass, total, other_peak, other_mass, other_total):
+        """One softmax from those over two sets of columns: peaks and masses (Q,), weighted sums of values (Q, D)."""
+        higher = tl.maximum(peak, other_peak)
+        shrink, other_shrink = tl.exp2(peak - higher), tl.exp2(other_peak - higher)
+        mass = mass * shrink + other_mass * other_shrink
+        return higher, mass, total * shrink[:, None] + other_total * other_shrink[:, None]
+
+    @triton.jit(do_not_specialize=["count"])
+    def _attend(
+        query, key, value, cos, sin, keys, values, begin, prompt_end, source, place, out, peaks, masses, totals,
+        arrivals, query_stride, key_stride, value_stride, row_stride, head_stride, column_stride, scale, count,
+        KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, WIDE: tl.constexpr,
+        COLUMNS: tl.constexpr, SHARED: tl.constexpr, PRECISE: tl.constexpr,
     ):  # fmt: skip
-        """Takes columns from `low` up to `high` into a softmax that runs: its peak, mass and weighted sum of values."""
+        number = tl.program_id(0)
+        head = number % KEY_HEADS
+        split, splits = tl.program_id(1), tl.num_programs(1)
+        lane = tl.arange(0, WIDE)
+        across = lane < WIDTH
+        member = tl.arange(0, QUERIES)
+        is_second = member >= QUERIES // 2
+        in_row = member % (QUERIES // 2)
+        half: tl.constexpr = WIDTH // 2
+
+        row = (number // KEY_HEADS * 2).to(tl.int64)
+        has_second = row + 1 < count
+        second = tl.where(has_second, row + 1, row)
+        here, second_here = tl.load(place + row).to(tl.int32), tl.load(place + second).to(tl.int32)
+        first, second_first = tl.load(begin + row).to(tl.int32), tl.load(begin + second).to(tl.int32)
+        own, second_own = tl.load(prompt_end + row).to(tl.int32), tl.load(prompt_end + second).to(tl.int32)
+        from_slot, second_from = tl.load(source + row), tl.load(source + second)
+
+        asker = tl.where(is_second, second, row)
+        asked = query + asker[:, None] * query_stride + (head * GROUP + in_row[:, None]) * WIDTH
+        angle = tl.where(is_second, second_here - second_first, here - first) * WIDTH
+        asks = ((in_row < GROUP) & (row + is_second.to(tl.int64) < count))[:, None] & across[None, :]
+        q = _turned(asked, angle[:, None], cos, sin, asks, half, WIDTH, lane[None, :])
+        q = q.to(query.dtype.element_ty)
+        if PRECISE:
+            q = q.to(tl.float32)
+        peak = tl.full([QUERIES], -1e30, tl.float32)
+        mass = tl.zeros([QUERIES], tl.float32)
+        total = tl.zeros([QUERIES, WIDE], tl.float32)
+        of_head = head * head_stride
+        if split == 0:
+            for each in tl.static_range(2):
+                at = row if each == 0 else second
+                column = here if each == 0 else second_here
+                turn = (here - first if each == 0 else second_here - second_first) * WIDTH
+                new = key + at * key_stride + head * WIDTH
+                k = _turned(new, turn, cos, sin, across, half, WIDTH, lane).to(keys.dtype.element_ty)
+                v = tl.load(value + at * value_stride + head * WIDTH + lane, mask=across, other=0.0)
+                target = at * row_stride + of_head + column * column_stride + lane
+                tl.store(keys + target, k, mask=across)
+                tl.store(values + target, v, mask=across)
+                score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], axis=1) * scale
+                mine = is_second if each == 1 else member < QUERIES // 2
+                peak = tl.where(mine, score, peak)
+                total = tl.where(mine[:, None], v.to(tl.float32)[None, :], total)
+            mass += 1.0
+
+        # Columns one after another: the prompt of both, or of each, then what the first has of its own, and the second.
+        both = (from_slot == second_from) & (first == second_first) & (own == second_own)
+        end_prompt = own - first
+        end_prompts = tl.where(both, end_prompt, end_prompt + second_own - second_first)
+        end_first = end_prompts + here - own
+        end = tl.where(has_second, end_first + second_here - second_own, end_first)
+        in_prompt = from_slot * row_stride + of_head + first * column_stride
+        in_second_prompt = second_from * row_stride + of_head + (second_first - end_prompt) * column_stride
+        in_first = row * row_stride + of_head + (own - end_prompts) * column_stride
+        in_second = second * row_stride + of_head + (second_own - end_first) * column_stride
+        share = tl.cdiv(tl.cdiv(end, splits), COLUMNS) * COLUMNS
+        low = split * share
+        high = tl.minimum(low + share, end)
         for start in range(low, high, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             there = column < high
-            place = column * column_stride
-            across = lane < WIDTH
-            k = tl.load(keys + place[None, :] + lane[:, None], mask=there[None, :] & across[:, None], other=0.0)
-            scores = tl.dot(query, k.to(query.dtype), input_precision="ieee")
-            scores = tl.where(there[None, :], scores * scale, float("-inf"))
+            own_part = tl.where(column < end_first, in_first, in_second)
+            prompt_part = tl.where(column < end_prompt, in_prompt, in_second_prompt)
+            found = tl.where(column < end_prompts, prompt_part, own_part) + column * column_stride
+            k = tl.load(keys + found[None, :] + lane[:, None], mask=there[None, :] & across[:, None], other=0.0)
+            of_first = (column < end_prompt) | ((column >= end_prompts) & (column < end_first))
+            of_second = ((column < end_prompts) & (both | (column >= end_prompt))) | (column >= end_first)
+            seen = tl.where(is_second[:, None], of_second[None, :], of_first[None, :]) & there[None, :]
+            scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+            scores = tl.where(seen, scores * scale, float("-inf"))
             higher = tl.maximum(peak, tl.max(scores, axis=1))
             shrink = tl.exp2(peak - higher)
             shares = tl.exp2(scores - higher[:, None])
             mass = mass * shrink + tl.sum(shares, axis=1)
-            v = tl.load(values + place[:, None] + lane[None, :], mask=there[:, None] & across[None, :], other=0.0)
-            exact = query.dtype
+            v = tl.load(values + found[:, None] + lane[None, :], mask=there[:, None] & across[None, :], other=0.0)
+            exact = q.dtype
             total = total * shrink[:, None] + tl.dot(shares.to(exact), v.to(exact), input_precision="ieee")
             peak = higher
-        return peak, mass, total
 
-    @triton.jit
-    def _attend(
-        query, key, value, cos, sin, keys, values, begin, prompt_end, source, place, out, peaks, masses,
-        query_stride, key_stride, value_stride, row_stride, head_stride, column_stride, scale,
-        KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, WIDE: tl.constexpr,
-        COLUMNS: tl.constexpr, SPLITS: tl.constexpr, PRECISE: tl.constexpr,
-    ):  # fmt: skip
-        row = (tl.program_id(0) // KEY_HEADS).to(tl.int64)
-        head = tl.program_id(0) % KEY_HEADS
-        split = tl.program_id(1)
-        lane = tl.arange(0, WIDE)
-        across = lane < WIDTH
-        member = tl.arange(0, QUERIES)
-        half: tl.constexpr = WIDTH // 2
-        here = tl.load(place + row).to(tl.int32)
-        first = tl.load(begin + row).to(tl.int32)
-        own = tl.load(prompt_end + row).to(tl.int32)
-        angle = (here - first) * WIDTH
-        asked = query + row * query_stride + (head * GROUP + member[:, None]) * WIDTH
-        in_group = (member[:, None] < GROUP) & across[None, :]
-        q = _turned(asked, 0, angle, cos, sin, in_group, half, WIDTH, lane[None, :])
-        q = q.to(query.dtype.element_ty)
-        if PRECISE:
-            q = q.to(tl.float32)
-        of_head = head * head_stride
-        if split == 0:
-            k = _turned(key + row * key_stride, head * WIDTH, angle, cos, sin, across, half, WIDTH, lane)
-            k = k.to(keys.dtype.element_ty)
-            v = tl.load(value + row * value_stride + head * WIDTH + lane, mask=across, other=0.0)
-            target = row * row_stride + of_head + here * column_stride + lane
-            tl.store(keys + target, k, mask=across)
-            tl.store(values + target, v, mask=across)
-            peak = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], axis=1) * scale
-            mass = tl.full([QUERIES], 1.0, tl.float32)
-            total = tl.zeros([QUERIES, WIDE], tl.float32) + v.to(tl.float32)[None, :]
-        else:
-            peak = tl.full([QUERIES], -1e30, tl.float32)
-            mass = tl.zeros([QUERIES], tl.float32)
-            total = tl.zeros([QUERIES, WIDE], tl.float32)
-        share = tl.cdiv(tl.cdiv(here - first, SPLITS), COLUMNS) * COLUMNS
-        low = first + split * share
-        high = tl.minimum(low + share, here)
-        shared = tl.load(source + row) * row_stride + of_head
-        peak, mass, total = _over_columns(
-            q, peak, mass, total, keys + shared, values + shared, low, tl.minimum(high, own), column_stride, scale,
-            lane, WIDTH, COLUMNS,
-        )  # fmt: skip
-        alone = row * row_stride + of_head
-        peak, mass, total = _over_columns(
-            q, peak, mass, total, keys + alone, values + alone, tl.maximum(low, own), high, column_stride, scale,
-            lane, WIDTH, COLUMNS,
-        )  # fmt: skip
-        heads: tl.constexpr = KEY_HEADS * GROUP
-        number = (row * heads + head * GROUP + member) * SPLITS + split
-        if SPLITS == 1:
-            total = total / mass[:, None]
-        else:
-            tl.store(peaks + number, peak, mask=member < GROUP)
-            tl.store(masses + number, mass, mask=member < GROUP)
-        tl.store(out + number[:, None] * WIDTH + lane[None, :], total, mask=in_group)
-
-    @triton.jit
-    def _join(
-        totals, peaks, masses, out, WIDTH: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, WAYS: tl.constexpr
-    ):
-        """The softmax of one head from those over parts of its columns."""
-        head = tl.program_id(0).to(tl.int64)
-        split = tl.arange(0, WAYS)
-        lane = tl.arange(0, WIDE)
-        there = split < SPLITS
-        peak = tl.load(peaks + head * SPLITS + split, mask=there, other=float("-inf"))
-        mass = tl.load(masses + head * SPLITS + split, mask=there, other=0.0)
-        place = (head * SPLITS + split[:, None]) * WIDTH + lane[None, :]
-        total = tl.load(totals + place, mask=there[:, None] & (lane < WIDTH)[None, :], other=0.0)
-        weight = tl.exp2(peak - tl.max(peak, axis=0))
-        joined = tl.sum(total * weight[:, None], axis=0) / tl.sum(mass * weight, axis=0)
-        tl.store(out + head * WIDTH + lane, joined, mask=lane < WIDTH)
+        is_last = True
+        if SHARED:
+            # Whoever comes last joins what all found, in their order, so that the result is the same every time.
+            part = (number * splits + split).to(tl.int64) * QUERIES + member
+            tl.store(peaks + part, peak)
+            tl.store(masses + part, mass)
+            tl.store(totals + part[:, None] * WIDE + lane[None, :], total)
+            tl.debug_barrier()
+            is_last = tl.atomic_add(arrivals + number, 1, sem="acq_rel") == splits - 1
+        if is_last:
+            if SHARED:
+                tl.store(arrivals + number, 0)
+                peak = tl.full([QUERIES], -1e30, tl.float32)
+                mass = tl.zeros([QUERIES], tl.float32)
+                total = tl.zeros([QUERIES, WIDE], tl.float32)
+                for each in range(splits):
+                    part = (number * splits + each).to(tl.int64) * QUERIES + member
+                    peak, mass, total = _joined(
+                        peak, mass, total, tl.load(peaks + part, cache_modifier=".cg"),
+                        tl.load(masses + part, cache_modifier=".cg"),
+                        tl.load(totals + part[:, None] * WIDE + lane[None, :], cache_modifier=".cg"),
+                    )  # fmt: skip
+            result = asker * (KEY_HEADS * GROUP) + head * GROUP + in_row
+            tl.store(out + result[:, None] * WIDTH + lane[None, :], total / mass[:, None], mask=asks)
 
 
 def attend_new_token(
@@ -149,13 +172,15 @@ def attend_new_token(
     source: Tensor,
     place: Tensor,
     scale: float,
+    arrivals: Tensor,
 ) -> Tensor:
     """Rotates one token a row by its position, stores its key and value, and attends over the row's columns.
 
     Each row reads columns begin, ..., place and no others: those before `prompt_end` from the slot `source`, which
     holds the same there, the rest from its own. Rows of one prompt so read it from one place, which the GPU's cache
-    serves. The softmax runs over blocks of columns (Milakov & Gimelshein 2018); where few rows have long caches,
-    several programs share a row's columns and are joined after. Scores and sums are float32; float64 is rounded to it.
+    serves, and two neighbours of one prompt read it once. The softmax runs over blocks of columns (Milakov & Gimelshein
+    2018); where rows are few, several programs share the columns of two, and the last to finish joins what they found.
+    Scores and sums are float32; float64 is rounded to it.
 
     Args:
         query: (B, heads * D), each row contiguous.
@@ -164,6 +189,7 @@ def attend_new_token(
         stored: (2, B, key heads, W, D) keys and values; the last two dimensions contiguous.
         begin, prompt_end, source, place: (B,) int64; begin <= place, and the position is place - begin.
         scale: factor on the scores.
+        arrivals: from `no_arrivals`, which it is again afterwards; one for calls that run one after another.
 
     Returns:
         (B, heads * D).
@@ -172,30 +198,46 @@ def attend_new_token(
     rows, key_heads, capacity, width = keys.shape
     group = query.shape[1] // (key_heads * width)
     out = query.new_empty(query.shape)
-    splits = max(1, min(_BUSY // (rows * key_heads), capacity // _LEAST))
     precise = query.dtype not in (torch.bfloat16, torch.float16)
-    queries: int = max(16, triton.next_power_of_2(group))
+    pairs, queries = triton.cdiv(rows, 2), 2 * max(8, triton.next_power_of_2(group))
     wide: int = max(16, triton.next_power_of_2(width))
-    # Many programs hide each other's waits, and small ones fit in greater numbers; few do better with large tiles.
-    columns, warps, stages = (32, 2, 4) if rows * key_heads >= 2 * _BUSY else (128, 4, 3)
-    bytes_of_column = 2 * wide * (8 if precise else query.element_size())
-    while columns > 16 and columns * bytes_of_column * (stages - 1) > _TILES:
-        columns //= 2
-    while stages > 1 and columns * bytes_of_column * (stages - 1) > _TILES:
-        stages -= 1
-    partial, peaks, masses = out, out, out
-    if splits > 1:
-        partial = out.new_empty(rows, key_heads * group, splits, width, dtype=torch.float32)
-        peaks = partial.new_empty(rows, key_heads * group, splits)
-        masses = torch.empty_like(peaks)
+    tile = _tile(pairs * key_heads, capacity, 2 * wide * (8 if precise else query.element_size()))
+    peaks = masses = totals = out  # not looked at where each row has one program
+    if tile.splits > 1:
+        totals = out.new_empty(pairs * key_heads, tile.splits, queries, wide, dtype=torch.float32)
+        peaks, masses = totals.new_empty(2, pairs * key_heads, tile.splits, queries)
     strides: Any = (*(x.stride(0) for x in (query, key, value)), *keys.stride()[:3])
     with on_device_of(query):
-        _attend[(rows * key_heads, splits)](
-            query, key, value, cos, sin, keys, values, begin, prompt_end, source, place, partial, peaks, masses,
-            *strides, scale * 1.4426950408889634,  # scores in powers of two
-            key_heads, group, width, queries, wide, columns, splits, precise, num_warps=warps, num_stages=stages,
+        _attend[(pairs * key_heads, tile.splits)](
+            query, key, value, cos, sin, keys, values, begin, prompt_end, source, place, out, peaks, masses, totals,
+            arrivals, *strides, scale * 1.4426950408889634,  # scores in powers of two
+            rows, key_heads, group, width, queries, wide, tile.columns, tile.splits > 1, precise,
+            num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
-        if splits > 1:
-            ways: int = triton.next_power_of_2(splits)
-            _join[(rows * key_heads * group,)](partial, peaks, masses, out, width, wide, splits, ways, num_warps=1)
     return out
+
+
+def no_arrivals(device: torch.device) -> Tensor:
+    """How many programs of those that share rows have finished: none."""
+    return torch.zeros(_BUSY, dtype=torch.int32, device=device)
+
+
+class _Tile(NamedTuple):
+    splits: int
+    columns: int
+    stages: int
+
+
+def _tile(programs: int, capacity: int, bytes_of_column: int) -> _Tile:
+    """How a pair of rows is cut.
+
+    Args:
+        programs: pairs of rows times key heads.
+        capacity: columns of the cache.
+        bytes_of_column: of a key and a value.
+    """
+    splits = max(1, min(_BUSY // programs, capacity // _LEAST))
+    asked = _SMALL if programs >= _MANY else _LARGE
+    columns: int = min(max(asked // bytes_of_column, 16), 128)
+    stages = max(1, min(3, _TILES // (columns * bytes_of_column)))
+    return _Tile(splits, columns, stages + 1)

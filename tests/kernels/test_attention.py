@@ -30,25 +30,29 @@ def test_a_token_attends_over_its_row(
     splits: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows of unequal begin and place; two of them read their prompt from a third one's slot."""
+    """Rows of unequal begin and place: neighbours of one prompt and of two, and one without a neighbour."""
     monkeypatch.setattr(attention, "_LEAST", 16 if splits else 10_000)
-    rows, prompt = 5, columns // 3
+    rows, prompt = 7, columns // 3
     together = random(rows, (heads + 2 * key_heads) * width, dtype=dtype)
     query, key, value = together.split([n * width for n in (heads, key_heads, key_heads)], dim=-1)
     angle = random(columns, width // 2, seed=5).repeat(1, 2)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     signed = torch.cat([-sin[:, : width // 2], sin[:, width // 2 :]], -1)
     stored = random(3, 2, rows, key_heads, columns, width, dtype=dtype, seed=2)[1]
-    begin = torch.tensor([0, 3, 0, prompt - 1, 0], device=DEVICE)
-    place = torch.tensor([prompt, columns - 1, prompt + 5, prompt + 1, columns // 2], device=DEVICE)
-    source = torch.tensor([2, 1, 2, 3, 2], device=DEVICE)
+    begin = torch.tensor([0, 3, 0, 0, 0, prompt - 1, 0], device=DEVICE)
+    ends = [prompt, columns - 1, prompt + 5, columns - 2, columns // 2, prompt + 1, prompt + 3]
+    place = torch.tensor(ends, device=DEVICE)
+    source = torch.tensor([2, 1, 2, 2, 2, 5, 2], device=DEVICE)
+    readers = [0, 3, 4, 6]
     prompt_end = torch.full((rows,), prompt, device=DEVICE)
-    stored[:, [0, 4], :, :prompt] = float("nan")  # nobody reads them
+    stored[:, readers, :, :prompt] = float("nan")  # nobody reads them
     whole = stored.clone()
-    whole[:, [0, 4], :, :prompt] = stored[:, 2:3, :, :prompt]
+    whole[:, readers, :, :prompt] = stored[:, 2:3, :, :prompt]
     where = begin, prompt_end, source, place
 
-    out = attention.attend_new_token(query, key, value, cos, signed, stored, *where, width**-0.5)
+    arrivals = attention.no_arrivals(DEVICE)
+    out = attention.attend_new_token(query, key, value, cos, signed, stored, *where, width**-0.5, arrivals)
+    assert not arrivals.any()
 
     def turned(x: Tensor, row: int) -> Tensor:
         place_of, x = int(place[row] - begin[row]), x.view(-1, width).float()
@@ -66,6 +70,6 @@ def test_a_token_attends_over_its_row(
         shares = (torch.einsum("hd,hwd->hw", asked, keys) * width**-0.5).softmax(-1)
         wanted = torch.einsum("hw,hwd->hd", shares, values)
         torch.testing.assert_close(out[row].view(heads, width).float(), wanted, rtol=CLOSE[dtype], atol=CLOSE[dtype])
-    whole[:, [0, 4], :, :prompt] = float("nan")
+    whole[:, readers, :, :prompt] = float("nan")
     torch.testing.assert_close(stored, whole, rtol=0, atol=0, equal_nan=True)  # nothing else was written
     assert torch.isfinite(out).all()

@@ -121,6 +121,21 @@ def test_freed_memory_is_never_read(dtype: torch.dtype, size: int, monkeypatch: 
     assert same(engine, {name: tensor.to(dtype) for name, tensor in engine_of(model).items()})
 
 
+def test_less_memory_at_the_same_address_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Trained()
+    direct, weights = repeated(model, engine_of(model))
+    address, size_of = model.embed.weight.data_ptr(), torch.UntypedStorage.nbytes
+
+    def smaller(storage: torch.UntypedStorage) -> int:  # an allocator may give freed memory again, and decides when
+        return 64 if storage.data_ptr() == address else size_of(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "nbytes", smaller)
+    calls = in_calls(monkeypatch)
+    with pytest.raises(GenerationError, match="needs 80 bytes of memory and has 64"):
+        direct(weights)
+    assert calls == []
+
+
 def test_memory_that_the_model_has_left_is_read_at_most_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Trained()
     engine = engine_of(model)

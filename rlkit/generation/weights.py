@@ -68,6 +68,11 @@ class Checkpoint:
             self.nbytes += tensor.numel() * tensor.element_size()
             yield name, tensor
 
+    @property
+    def last_in_place(self) -> InPlace | None:
+        """What `in_place` gave last, without a look at the model, which may have other weights by now."""
+        return None if self._walk is None else self._walk.found
+
     def in_place(self) -> InPlace | None:
         """The weights where they lie; None where an adapter has to be merged in first."""
         if self._walk is None or not self._walk.holds():
@@ -100,10 +105,11 @@ class _Walk:
     def _keys(self) -> list[str]:
         return list(chain.from_iterable(self._dicts))
 
-    def _read(self) -> tuple[list[int], list[torch.Size], list[tuple[int, ...]]]:
+    def _read(self) -> list[list[Any]]:
         """Where the weights lie, their shapes and strides; another dtype of the same shape lies elsewhere."""
         tensors = self.found.tensors if self.found is not None else []
-        return [t.data_ptr() for t in tensors], [t.shape for t in tensors], [t.stride() for t in tensors]
+        reads: tuple[Callable[[Tensor], Any], ...] = (Tensor.data_ptr, Tensor.size, Tensor.stride)
+        return [list(map(read, tensors)) for read in reads]
 
 
 def _in_place(model: nn.Module) -> InPlace:

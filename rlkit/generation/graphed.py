@@ -36,7 +36,7 @@ __all__ = ["GraphedDecoder"]
 
 WIDTH_STEP = 128
 """Widths of the cache are rounded up to this, so that a graph reads at most so many columns for nothing."""
-LOOK_EVERY = 16
+LOOK_EVERY = 8
 """Tokens between two looks of the host at how many rows still run."""
 REFILL = 16
 """Rows that wait begin once one in so many slots is free: each time costs a forward over their prompts."""

@@ -1,7 +1,7 @@
 """Prompts of rows that begin: their keys and values go into slots, and come back as logits of the first token.
 
-For the Llama family it is written out with fused kernels where there are any: twelve operations a layer, three of
-which copy keys and values into all slots. Other models run their own forward, and its cache is copied out.
+For the Llama family it is written out with fused kernels where there are any: ten operations a layer. Other models run
+their own forward, and its cache is copied out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from rlkit.kernels.rotary import rotated
 
 __all__ = ["FusedPrefill", "ModelPrefill", "Prefill", "prefill_of"]
 
+_AT_ONCE = 1 << 26
+"""Bytes of keys and values that are on their way into slots at once."""
 _ALIGNED = 16
 """Rows of an attention bias start at multiples of this, or torch lays them out so again in each layer."""
 
@@ -85,10 +87,11 @@ class FusedPrefill:
         cos, sin = (part.flatten(0, 1) for part in self.step.trunk.rotary_emb(x, positions))  # (u * P, D)
         bias = _bias(begin, width, x.dtype) if padded else None
         normed = normalise(self.step.norms[0], x)
-        layers = self.step.layers
-        for layer, own, after in zip(layers, stored, self.step.norms[1:], strict=True):
-            query, key, value = _heads(layer, normed, cos, sin, (count, width, -1, own.shape[-1]))
-            own[:, slots, :, :width] = torch.stack([key, value]).index_select(1, row_of).transpose(2, 3)
+        layers, shape = self.step.layers, (count, width, -1, stored.shape[-1])
+        kept = stored.new_empty(len(layers), 2, count, width, stored.shape[3], stored.shape[-1])
+        for layer, own, after in zip(layers, kept, self.step.norms[1:], strict=True):
+            query, key, value = _heads(layer, normed, cos, sin, shape)
+            torch.stack([key, value], out=own)
             attended = _attended(query, key, value, bias, layer.attention.scaling)
             if layer is layers[-1]:  # only a prompt's last token has something to say from here on
                 x, attended = (part.view(count, width, -1)[:, -1] for part in (x, attended))
@@ -96,8 +99,17 @@ class FusedPrefill:
             gate, up = layer.gate_and_up(normed)
             gated = silu_times(gate, up) if layer.is_silu else layer.activation(gate) * up
             x, normed = add_and_normalise(x, layer.down(gated), after)
+        _spread(kept, stored[..., :width, :], slots, row_of)
         logits: Tensor = self.step.head(normed)
         return logits
+
+
+def _spread(kept: Tensor, stored: Tensor, slots: Tensor, row_of: Tensor) -> None:
+    """Keys and values of prompts (layers, 2, u, P, heads, D) into slots of `stored` (layers, 2, b, heads, P, D)."""
+    bytes_of_layer = kept[0, :, 0].nbytes * len(slots)
+    several = max(1, _AT_ONCE // bytes_of_layer)
+    for some, own in zip(kept.split(several), stored.split(several), strict=True):
+        own[:, :, slots] = some.index_select(2, row_of).transpose(3, 4)
 
 
 def _heads(

@@ -48,12 +48,7 @@ class _SiluTimes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        rows, width = gate.shape
-        out = gate.new_empty(gate.shape)
-        if rows:
-            with on_device_of(gate):
-                _forward[_grid(gate)](gate, up, out, gate.stride(0), up.stride(0), width, _BLOCK)
-        return out
+        return _product(gate, up)
 
     @staticmethod
     @once_differentiable
@@ -67,6 +62,15 @@ class _SiluTimes(torch.autograd.Function):
         return of_gate, of_up
 
 
+def _product(gate: Tensor, up: Tensor) -> Tensor:
+    rows, width = gate.shape
+    out = gate.new_empty(gate.shape)
+    if rows:
+        with on_device_of(gate):
+            _forward[_grid(gate)](gate, up, out, gate.stride(0), up.stride(0), width, _BLOCK)
+    return out
+
+
 def _grid(x: Tensor) -> tuple[int, int]:
     return x.shape[0], triton.cdiv(x.shape[1], _BLOCK)
 
@@ -78,5 +82,5 @@ def silu_times(gate: Tensor, up: Tensor) -> Tensor:
         gate, up: (N, I) of one dtype.
     """
     gate, up = (x if x.stride(-1) == 1 else x.contiguous() for x in (gate, up))
-    out: Tensor = _SiluTimes.apply(gate, up)
+    out: Tensor = _SiluTimes.apply(gate, up) if torch.is_grad_enabled() else _product(gate, up)
     return out

@@ -78,5 +78,6 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Returns:
         (N, H, D), contiguous, in the dtype of x.
     """
-    out: Tensor = _Rotated.apply(x, cos.contiguous(), sin.contiguous())
+    cos, sin = cos.contiguous(), sin.contiguous()
+    out: Tensor = _Rotated.apply(x, cos, sin) if torch.is_grad_enabled() else _launch(x, cos, sin, back=False)
     return out

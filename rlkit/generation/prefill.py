@@ -108,7 +108,7 @@ def _spread(kept: Tensor, stored: Tensor, slots: Tensor, row_of: Tensor) -> None
     """Keys and values of prompts (layers, 2, u, P, heads, D) into slots of `stored` (layers, 2, b, heads, P, D)."""
     bytes_of_layer = kept[0, :, 0].nbytes * len(slots)
     several = max(1, _AT_ONCE // bytes_of_layer)
-    for some, own in zip(kept.split(several), stored.split(several), strict=True):
+    for some, own in zip(torch.split(kept, several), torch.split(stored, several), strict=True):
         own[:, :, slots] = some.index_select(2, row_of).transpose(3, 4)
 
 

@@ -72,7 +72,7 @@ explore: environment
 
 # Not part of `make test`: vLLM needs an environment of its own, of some 3 GB.
 vllm: .venv-vllm/.installed
-	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest tests/generation/test_vllm.py
+	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest tests/generation/vllm/test_vllm.py
 
 .venv-vllm/.installed: .ci/vllm
 	@VENV=.venv-vllm .ci/vllm

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from rlkit.engines.forward import cache_argument
 from rlkit.generation.base import SamplingParams
-from rlkit.generation.graphed import GraphedDecoder
+from rlkit.generation.gpu.graphed import GraphedDecoder
 from rlkit.generation.native import NativeGenerator
-from rlkit.generation.vllm import VllmGenerator
+from rlkit.generation.vllm.generator import VllmGenerator
 
 SHARE = 0.35
 """Of the GPU's memory, what vLLM may take: room for two engines one after the other beside the trainer's model."""

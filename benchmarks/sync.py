@@ -17,7 +17,7 @@ from typing import Any
 from shapes import BANDWIDTH, SHAPES, device_of_machine, header, model_of, spread
 
 from rlkit.generation.native import NativeGenerator
-from rlkit.generation.vllm import VllmGenerator
+from rlkit.generation.vllm.generator import VllmGenerator
 
 
 def main() -> None:

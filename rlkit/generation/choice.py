@@ -5,7 +5,7 @@ from torch import nn
 from rlkit.config import TrainerConfig
 from rlkit.generation.base import Generator
 from rlkit.generation.native import NativeGenerator
-from rlkit.generation.vllm import VllmGenerator
+from rlkit.generation.vllm.generator import VllmGenerator
 
 __all__ = ["generator_for"]
 

@@ -10,13 +10,13 @@ from rlkit.engines.forward import bare_model, cache_argument, device_of, evaluat
 from rlkit.engines.models import context_length
 from rlkit.engines.packing import distinct_prompts
 from rlkit.generation.base import Generated, OnFinished, SamplingParams, Synced, require_prompts
-from rlkit.generation.columns import ColumnDecoder, suits_columns
-from rlkit.generation.compiled import CompiledDecoder, suits_compiled
+from rlkit.generation.cpu.columns import ColumnDecoder, suits_columns
+from rlkit.generation.cpu.compiled import CompiledDecoder, suits_compiled
 from rlkit.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
-from rlkit.generation.graphed import GraphedDecoder
+from rlkit.generation.gpu.graphed import GraphedDecoder
+from rlkit.generation.gpu.steps import suits_steps
 from rlkit.generation.llama import LlamaDecoder, is_llama_like
 from rlkit.generation.sampling import sample
-from rlkit.generation.steps import suits_steps
 
 __all__ = ["NativeGenerator"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlkit.algorithms.truncation import Sampled
 from rlkit.generation.adaptive import AdaptiveSampling
 from rlkit.generation.base import Generated, SamplingParams
-from rlkit.generation.graphed import GraphedDecoder
+from rlkit.generation.gpu.graphed import GraphedDecoder
 from rlkit.generation.native import NativeGenerator
 from tests.generation.models import family_model, prompts, rng, teacher_forced
 

@@ -12,8 +12,8 @@ from rlkit.engines.forward import cache_argument
 from rlkit.engines.logprobs import response_scores
 from rlkit.generation import native
 from rlkit.generation.base import Generated, SamplingParams
-from rlkit.generation.columns import ColumnDecoder
-from rlkit.generation.compiled import CompiledDecoder, suits_compiled
+from rlkit.generation.cpu.columns import ColumnDecoder
+from rlkit.generation.cpu.compiled import CompiledDecoder, suits_compiled
 from rlkit.generation.decoders import CachedDecoder, UncachedDecoder
 from rlkit.generation.llama import LlamaDecoder
 from rlkit.generation.native import NativeGenerator, decoder_for

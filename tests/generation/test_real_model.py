@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlkit.engines.models import load_causal_lm, load_tokenizer
-from rlkit.generation import compiled
 from rlkit.generation.base import SamplingParams
+from rlkit.generation.cpu import compiled
 from rlkit.generation.native import NativeGenerator, decoder_for
 from tests.generation.models import rng, teacher_forced
 

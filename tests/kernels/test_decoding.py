@@ -34,7 +34,7 @@ def test_sum_and_norm(dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("vocabulary", [48, 1024, 5000])
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_sampling_draws_the_same_tokens(vocabulary: int, temperature: float) -> None:
-    from rlkit.generation.fused import sample_fused
+    from rlkit.generation.gpu.fused import sample_fused
 
     logits = 3 * random(ROWS, vocabulary)
     logits[:, 5] = float("-inf")
@@ -55,7 +55,7 @@ def test_sampling_draws_the_same_tokens(vocabulary: int, temperature: float) -> 
 
 def test_sampling_follows_the_distribution() -> None:
     """Chi-square of draws over 8 tokens: below the 99.9th percentile of 7 degrees of freedom, 24.3."""
-    from rlkit.generation.fused import sample_fused
+    from rlkit.generation.gpu.fused import sample_fused
 
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5, 1.5, -2.0, 0.2]]).to(DEVICE)
     draws = 100_000 if DEVICE.type == "cuda" else 1_000
@@ -69,8 +69,8 @@ def test_sampling_follows_the_distribution() -> None:
 @pytest.mark.parametrize("slots", [3, 300])
 def test_tokens_are_taken_in_as_plainly(slots: int) -> None:
     """Rows that go on, stop by their token, reach the limit, or did not run."""
-    from rlkit.generation.fused import take_in_fused
-    from rlkit.generation.slots import Buffers, take_in
+    from rlkit.generation.gpu.fused import take_in_fused
+    from rlkit.generation.gpu.slots import Buffers, take_in
 
     rng = torch.Generator().manual_seed(0)
     running = torch.rand(slots, generator=rng) < 0.7

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 from rlkit.engines.forward import bare_model, cache_argument
-from rlkit.generation import graphed
 from rlkit.generation.base import Generated, SamplingParams
-from rlkit.generation.graphed import GraphedDecoder
-from rlkit.generation.prefill import FusedPrefill, ModelPrefill, Prefill, _bias, prefill_of
-from rlkit.generation.steps import step_of
+from rlkit.generation.gpu import graphed
+from rlkit.generation.gpu.graphed import GraphedDecoder
+from rlkit.generation.gpu.prefill import FusedPrefill, ModelPrefill, Prefill, _bias, prefill_of
+from rlkit.generation.gpu.steps import step_of
 from tests.generation.models import family_model
 from tests.kernels.device import CLOSE, DEVICE, needs_kernels
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from rlkit.engines.forward import cache_argument
-from rlkit.generation import graphed
 from rlkit.generation.base import SamplingParams
-from rlkit.generation.graphed import GraphedDecoder
-from rlkit.generation.slots import Rows
-from rlkit.generation.steps import FusedStep
+from rlkit.generation.gpu import graphed
+from rlkit.generation.gpu.graphed import GraphedDecoder
+from rlkit.generation.gpu.slots import Rows
+from rlkit.generation.gpu.steps import FusedStep
 from tests.generation.models import family_model, teacher_forced
 from tests.kernels.device import DEVICE, needs_kernels
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlkit.engines import logprobs
 from rlkit.errors import ModelError
-from rlkit.generation.joined import Joined
+from rlkit.generation.gpu.joined import Joined
 from rlkit.trainers.base import Trainer, new_learner
 from tests.tiny import tiny_model
 from tests.trainers.toys import grpo, ppo

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.engines.forward import bare_model
-from rlkit.generation.columns import suits_columns
+from rlkit.generation.cpu.columns import suits_columns
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.llama import moved_out
 
@@ -26,7 +26,7 @@ def _kernels() -> Any:
     if os.name != "posix":  # the threads give way to one another through a function of POSIX
         return None
     try:
-        return importlib.import_module("rlkit.generation.cpu_kernels")
+        return importlib.import_module("rlkit.generation.cpu.kernels")
     except ImportError:
         return None
 
@@ -84,7 +84,7 @@ class CompiledDecoder(CachedDecoder):
         Args:
             tokens: (columns,) int64, sequence after sequence.
             positions: (columns,) int64.
-            spans: (sequences, 4) int64, see `cpu_kernels`.
+            spans: (sequences, 4) int64, see `rlkit.generation.cpu.kernels`.
         """
         used, columns = len(tokens), (len(tokens) + 7) // 8 * 8
         if self.space is None or self.space.columns != columns:

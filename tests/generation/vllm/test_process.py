@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from rlkit.errors import GenerationError
-from rlkit.generation.vllm_process import (
+from rlkit.generation.vllm.process import (
     close_llm,
     forget_shared_layers,
     process_state_kept,
     require_no_other_sleeper,
 )
-from rlkit.generation.vllm_transfer import update_ended, used_as_loaded
-from rlkit.generation.vllm_versions import Engine
+from rlkit.generation.vllm.transfer import update_ended, used_as_loaded
+from rlkit.generation.vllm.versions import Engine
 
 SDP = ("flash", "mem_efficient", "math", "cudnn")
 

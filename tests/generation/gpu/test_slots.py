@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlkit.generation.slots import Buffers, take_in
+from rlkit.generation.gpu.slots import Buffers, take_in
 
 INFINITE = float("-inf")
 

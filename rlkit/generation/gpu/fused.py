@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from rlkit.generation.base import SamplingParams
-from rlkit.generation.joined import Joined
+from rlkit.generation.gpu.joined import Joined
+from rlkit.generation.gpu.slots import Buffers, Rows
 from rlkit.generation.llama import LlamaLayer, normalise
 from rlkit.generation.sampling import sample
-from rlkit.generation.slots import Buffers, Rows
 from rlkit.kernels import decoding as kernels
 from rlkit.kernels.attention import attend_new_token
 from rlkit.kernels.gates import silu_times
@@ -67,6 +67,6 @@ def sample_fused(logits: Tensor, params: SamplingParams, uniforms: Tensor) -> tu
 
 
 def take_in_fused(buffers: Buffers, rows: Rows, tokens: Tensor, logprobs: Tensor, keeps: Tensor) -> None:
-    """`rlkit.generation.slots.take_in`, in one kernel."""
+    """`rlkit.generation.gpu.slots.take_in`, in one kernel."""
     slots = rows.row, rows.place, rows.prompt_end, rows.tokens, rows.running
     kernels.take_in(tokens, logprobs, keeps, slots, (buffers.ids, buffers.logprobs, buffers.mask), buffers.limit)

@@ -18,8 +18,8 @@ from zlib import crc32
 import numpy as np
 from numba import carray, njit, types
 
-from rlkit.generation import cpu_tiles
-from rlkit.generation.cpu_tiles import (
+from rlkit.generation.cpu import tiles
+from rlkit.generation.cpu.tiles import (
     OPTIONS,
     attend,
     exact,
@@ -259,7 +259,7 @@ def _compile() -> Any:
     signature = types.void(whole, shape, table, matrix, table, *[matrix] * 7, stored, table, matrix)
     try:
         # numba looks only at the file of the function itself to see whether what it kept is still right
-        source = b"".join(Path(str(file)).read_bytes() for file in (__file__, cpu_tiles.__file__))
+        source = b"".join(Path(str(file)).read_bytes() for file in (__file__, tiles.__file__))
         _forward.__qualname__ = f"_forward_{crc32(source):08x}"
         return njit(signature, cache=True, **OPTIONS)(_forward)
     except (RuntimeError, OSError):  # neither the package's folder nor the user's can be written to, or a disk is full

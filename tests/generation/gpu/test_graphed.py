@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from rlkit.engines.forward import cache_argument
-from rlkit.generation import graphed
 from rlkit.generation.base import Generated, SamplingParams
-from rlkit.generation.graphed import GraphedDecoder
-from rlkit.generation.graphs import Graphs
+from rlkit.generation.gpu import graphed
+from rlkit.generation.gpu.graphed import GraphedDecoder
+from rlkit.generation.gpu.graphs import Graphs
+from rlkit.generation.gpu.steps import suits_steps
 from rlkit.generation.native import NativeGenerator
-from rlkit.generation.steps import suits_steps
 from tests.generation.models import CONFIGS, OWN_FORWARD, family_model, prompts
 
 FAMILIES = ["llama", "llama-biased", "llama-long", "qwen2", "qwen3", *OWN_FORWARD]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.engines.forward import cache_argument
-from rlkit.generation import compiled
 from rlkit.generation.base import SamplingParams
-from rlkit.generation.columns import ColumnDecoder
-from rlkit.generation.compiled import CompiledDecoder
+from rlkit.generation.cpu import compiled
+from rlkit.generation.cpu.columns import ColumnDecoder
+from rlkit.generation.cpu.compiled import CompiledDecoder
 from rlkit.generation.llama import LlamaDecoder
 from rlkit.generation.native import NativeGenerator, decoder_for
 from tests.generation.models import WRITTEN_OUT, family_model, prompts, rng
@@ -53,7 +53,7 @@ def made(kind: Any, model: nn.Module, capacity: int = 16) -> Any:
 )
 @pytest.mark.parametrize("add", [0, 1])
 def test_a_product_equals_one_in_float64(rows: int, depth: int, columns: int, add: int) -> None:
-    from rlkit.generation.cpu_tiles import product
+    from rlkit.generation.cpu.tiles import product
 
     torch.manual_seed(0)
     weight, bias = torch.randn(rows, depth), torch.randn(rows)
@@ -69,7 +69,7 @@ def test_a_product_equals_one_in_float64(rows: int, depth: int, columns: int, ad
 
 
 def test_the_exponential_is_that_of_float64() -> None:
-    from rlkit.generation.cpu_tiles import exp
+    from rlkit.generation.cpu.tiles import exp
 
     points = torch.linspace(-86, 86, 2001)
     found = torch.tensor([exp(point) for point in points.numpy()], dtype=torch.float64)
@@ -167,8 +167,8 @@ def test_without_numba_the_other_path_gives_the_same_tokens(monkeypatch: pytest.
         with_it = NativeGenerator(model).generate(*prompts(), params, rng())
         with monkeypatch.context() as patch:
             patch.setattr(compiled, "_kernels", compiled._kernels.__wrapped__)  # nothing kept
-            patch.delitem(sys.modules, "rlkit.generation.cpu_kernels")
-            patch.delitem(sys.modules, "rlkit.generation.cpu_tiles")
+            patch.delitem(sys.modules, "rlkit.generation.cpu.kernels")
+            patch.delitem(sys.modules, "rlkit.generation.cpu.tiles")
             patch.setitem(sys.modules, "numba", None)  # its import fails
             assert type(decoder_for(model, 8)) is ColumnDecoder
             without = NativeGenerator(model).generate(*prompts(), params, rng())
@@ -189,7 +189,7 @@ _RUN = """
 import sys
 from unittest import mock
 from numba.core import caching
-from rlkit.generation import compiled
+from rlkit.generation.cpu import compiled
 {before}
 kernels = compiled._kernels()
 stats = kernels.forward.stats

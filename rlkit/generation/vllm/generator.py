@@ -16,7 +16,7 @@ from rlkit.config_vllm import VllmConfig
 from rlkit.engines.forward import bare_model, device_of
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, OnFinished, SamplingParams, Synced, require_prompts
-from rlkit.generation.vllm_versions import COLDEST, Engine, Response, open_engine
+from rlkit.generation.vllm.versions import COLDEST, Engine, Response, open_engine
 from rlkit.generation.weights import Checkpoint, checkpoint_weights
 
 __all__ = ["VllmGenerator"]
@@ -51,7 +51,7 @@ class VllmGenerator:
 
     @property
     def copied_directly(self) -> bool:
-        """Whether the last sync was one pass of copies, without vLLM's loaders (see `rlkit.generation.direct_copy`)."""
+        """Whether the last sync was one pass of copies, without vLLM's loaders (see `direct_copy`)."""
         return self._engine is not None and self._engine.copied_directly
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.errors import GenerationError
-from rlkit.generation.direct_copy import DirectCopy
+from rlkit.generation.vllm.direct_copy import DirectCopy
 from rlkit.generation.weights import Checkpoint, checkpoint_weights
-from tests.generation.test_direct_copy import Trained, engine_of, learn, proven, same
+from tests.generation.vllm.fused_engine import Trained, engine_of, learn, proven, same
 from tests.tiny import tiny_model
 
 
@@ -151,8 +151,8 @@ def test_memory_that_the_model_has_left_is_read_at_most_as_it_was(monkeypatch: p
 
 
 def test_long_lists_and_long_weights_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.generation.direct_copy._BLOCK", 4)
-    monkeypatch.setattr("rlkit.generation.direct_copy._BLOCKS", 2)
+    monkeypatch.setattr("rlkit.generation.vllm.direct_copy._BLOCK", 4)
+    monkeypatch.setattr("rlkit.generation.vllm.direct_copy._BLOCKS", 2)
     model = nn.ParameterDict({name: torch.randn(size) for name, size in (("_", 0), ("a", 22), ("b", 2), ("c", 3))})
     model["d"] = nn.Parameter(torch.randn(3, 5))  # of an odd size: not in words of 8 bytes, and in one piece
     engine = {name: tensor.clone() for name, tensor in checkpoint_weights(model)}

@@ -1,4 +1,4 @@
-"""What `cpu_kernels` is made of: products in vector registers, norms, attention of one query, atomic counters."""
+"""Parts of the compiled function: products in vector registers, norms, attention of one query, atomic counters."""
 
 from typing import Any
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlkit.generation.decoders import CachedDecoder
-from rlkit.generation.fused import FusedLayer, add_and_normalise
+from rlkit.generation.gpu.fused import FusedLayer, add_and_normalise
+from rlkit.generation.gpu.steps import FusedStep, Step
 from rlkit.generation.llama import normalise
-from rlkit.generation.steps import FusedStep, Step
 from rlkit.kernels.gates import silu_times
 from rlkit.kernels.rotary import rotated
 

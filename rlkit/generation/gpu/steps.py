@@ -16,8 +16,9 @@ from transformers import AttentionInterface, Cache
 
 from rlkit.engines.attention import attending_through
 from rlkit.engines.forward import bare_model, cache_argument, forward_arguments
-from rlkit.generation.fused import FusedLayer
-from rlkit.generation.fused import add_and_normalise as add_and_normalise_fused
+from rlkit.generation.gpu.fused import FusedLayer
+from rlkit.generation.gpu.fused import add_and_normalise as add_and_normalise_fused
+from rlkit.generation.gpu.slots import Rows
 from rlkit.generation.llama import (
     LlamaLayer,
     add_and_normalise,
@@ -28,7 +29,6 @@ from rlkit.generation.llama import (
     turns_of,
 )
 from rlkit.generation.skinny import SideBySide
-from rlkit.generation.slots import Rows
 from rlkit.kernels import available
 from rlkit.kernels.attention import no_arrivals
 

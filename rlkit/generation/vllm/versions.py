@@ -1,6 +1,6 @@
 """vLLM 0.26 to 0.32 in words that do not change with its version.
 
-With `vllm_transfer` (weights) and `vllm_process` (what is shared with the trainer) it is all that knows them.
+With `transfer` (weights) and `process` (what is shared with the trainer) it is all that knows them.
 
 The engine runs in this process, so the trainer's weights reach it by reference: a weight-transfer engine of our own,
 registered with vLLM's (`vllm.distributed.weight_transfer`), copies the trainer's tensors from where they lie into the
@@ -20,14 +20,14 @@ from torch import Tensor
 from rlkit.env import let_vllm_run_in_process
 from rlkit.errors import GenerationError
 from rlkit.generation.base import SamplingParams
-from rlkit.generation.vllm_process import (
+from rlkit.generation.vllm.process import (
     close_llm,
     forget_shared_layers,
     out_of_sight,
     process_state_kept,
     require_no_other_sleeper,
 )
-from rlkit.generation.vllm_transfer import copied_directly, register_transfer, update_ended
+from rlkit.generation.vllm.transfer import copied_directly, register_transfer, update_ended
 
 __all__ = ["COLDEST", "Engine", "Response", "open_engine"]
 

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from rlkit.engines.budget import free_bytes
 from rlkit.engines.forward import bare_model
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
-from rlkit.generation.fused import sample_fused, take_in_fused
-from rlkit.generation.graphs import Graphs
-from rlkit.generation.prefill import prefill_of
+from rlkit.generation.gpu.fused import sample_fused, take_in_fused
+from rlkit.generation.gpu.graphs import Graphs
+from rlkit.generation.gpu.prefill import prefill_of
+from rlkit.generation.gpu.slots import Buffers, Rows, take_in
+from rlkit.generation.gpu.steps import step_of
 from rlkit.generation.sampling import sample
-from rlkit.generation.slots import Buffers, Rows, take_in
-from rlkit.generation.steps import step_of
 from rlkit.kernels import available
 
 __all__ = ["GraphedDecoder"]

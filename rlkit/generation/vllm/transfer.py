@@ -1,8 +1,8 @@
 """How weights of this process enter vLLM's model: a weight-transfer engine of our own, registered with vLLM's.
 
 The first checkpoint is loaded as vLLM loads any (its layerwise reload and the loaders of its model). Where that turns
-out to be a plain copy, later ones are copied straight into the engine's parameters (`rlkit.generation.direct_copy`),
-which stay at their addresses: CUDA graphs hold them, and sleeping takes and gives the memory under them.
+out to be a plain copy, later ones are copied straight into the engine's parameters (`direct_copy`), which stay at their
+addresses: CUDA graphs hold them, and sleeping takes and gives the memory under them.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlkit.engines.budget import is_out_of_memory
 from rlkit.errors import GenerationError
-from rlkit.generation.direct_copy import DirectCopy, prove
+from rlkit.generation.vllm.direct_copy import DirectCopy, prove
 from rlkit.generation.weights import Checkpoint
 
 __all__ = ["copied_directly", "register_transfer", "update_ended", "used_as_loaded", "worker_of"]

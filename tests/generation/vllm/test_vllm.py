@@ -18,7 +18,7 @@ from rlkit.env import let_vllm_run_in_process
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, Generator, SamplingParams, Synced
 from rlkit.generation.native import NativeGenerator
-from rlkit.generation.vllm import VllmGenerator
+from rlkit.generation.vllm.generator import VllmGenerator
 from rlkit.generation.weights import checkpoint_weights
 from rlkit.trainers.grpo import GRPOTrainer
 from tests.generation.models import rng, teacher_forced

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlkit.errors import GenerationError
-from rlkit.generation.vllm_transfer import worker_of
+from rlkit.generation.vllm.transfer import worker_of
 
 __all__ = ["close_llm", "forget_shared_layers", "out_of_sight", "process_state_kept", "require_no_other_sleeper"]
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from rlkit.config import TrainerConfig
 from rlkit.config_vllm import VllmConfig
 from rlkit.errors import ConfigError, GenerationError
-from rlkit.generation import vllm as vllm_generator
 from rlkit.generation.base import Generated, Generator, SamplingParams, Synced
 from rlkit.generation.choice import generator_for
 from rlkit.generation.native import NativeGenerator
-from rlkit.generation.vllm import VllmGenerator
-from rlkit.generation.vllm_versions import Engine
+from rlkit.generation.vllm import generator as vllm_generator
+from rlkit.generation.vllm.generator import VllmGenerator
+from rlkit.generation.vllm.versions import Engine
 from rlkit.trainers.from_names import RLTrainer
 from tests.generation.models import Recurrent, prompts, rng
 from tests.generators import WithoutWeights

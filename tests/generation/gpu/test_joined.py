@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlkit.generation.joined import Joined
+from rlkit.generation.gpu.joined import Joined
 from tests.generation.models import family_model
 
 

@@ -1,0 +1,1 @@
+"""Decoding on the CPU as one compiled function."""

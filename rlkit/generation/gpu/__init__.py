@@ -1,0 +1,1 @@
+"""Decoding that stays on the GPU."""

@@ -5,8 +5,9 @@ the result. Shapes are fixed, so the step is captured once as a CUDA graph for a
 cache, where the model's own forward reads it) and replayed from then on; replays see the weights as they are, since the
 trainer updates them in place.
 
-Rows decode in slots, as many as memory has room for. Every few tokens the host looks who still runs: slots of finished
-rows go to rows that wait, and once nobody waits the running ones move together into a smaller batch.
+Rows decode in slots, as many as memory has room for. Every few tokens the host looks who still runs, while the device
+works on the next token: slots of finished rows go to rows that wait, and once nobody waits the running ones move
+together into a smaller batch.
 
 On the CPU the same steps run without graphs, which is how they are tested.
 """
@@ -14,6 +15,7 @@ On the CPU the same steps run without graphs, which is how they are tested.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,7 +43,7 @@ LOOK_EVERY = 8
 REFILL = 16
 """Rows that wait begin once one in so many slots is free: each time costs a forward over their prompts."""
 LEAD = 8
-"""Tokens that running rows still get before, so that the GPU has work while the host prepares that forward."""
+"""Tokens that running rows still get before, so that the device has work while the host prepares that forward."""
 ROW_STEP = 8
 """Numbers of rows are multiples of this at least; large ones of more, so that few different numbers need a graph."""
 
@@ -55,6 +57,10 @@ class GraphedDecoder:
         pad_token_id: written right of a response.
         graphs: capture steps as CUDA graphs; None does so on a CUDA device.
         slots: most rows that decode at once; None takes what half of the free memory holds.
+
+    Attributes:
+        overlaps: whether the device works on while the host looks and prepares, which costs finished rows a token or
+            so; as graphs are used.
     """
 
     def __init__(
@@ -98,17 +104,25 @@ class GraphedDecoder:
         begun = torch.zeros(len(rows), dtype=torch.int64)  # step at which each slot's row began
         oldest, admitted, told = 0, 0, torch.zeros(count, dtype=torch.bool)
         t = 0
+
+        def take_step() -> None:
+            nonlocal t
+            self._step(buffers, rows, self._reach(buffers, width + t - oldest + 1), params)
+            t += 1
+
         while True:
-            if t % LOOK_EVERY == 0 or t == 1 or t - oldest >= steps - 1:
-                running = rows.running.cpu()
+            last = t - oldest >= steps - 1
+            if t % LOOK_EVERY == 0 or t == 1 or last:
+                running, arrived = self._asked(rows)
+                if self.overlaps and t > 0 and not last:
+                    take_step()
+                arrived()
                 if on_finished is not None:
                     self._report(buffers, rows, params, told, on_finished, admitted)
                 free = (~running).nonzero().flatten()[: count - admitted]
                 if len(free) and len(free) >= min(count - admitted, len(rows) // REFILL):
-                    if self._graphs.active and running.any():
-                        for _ in range(LEAD):
-                            self._step(buffers, rows, self._reach(buffers, width + t - oldest + 1), params)
-                            t += 1
+                    for _ in range(LEAD if self.overlaps and running.any() else 0):
+                        take_step()
                     self._admit(buffers, rows, free, torch.arange(admitted, admitted + len(free)), params)
                     begun[free] = t
                     admitted += len(free)
@@ -120,11 +134,17 @@ class GraphedDecoder:
                     begun = self._shrink(rows, running, begun, size, width + t - oldest)
                     rows = rows.first(size)
                     rows.share_prompts(buffers.prompt_of)
-            self._step(buffers, rows, self._reach(buffers, width + t - oldest + 1), params)
-            t += 1
+            take_step()
         if on_finished is not None:
             self._report(buffers, rows, params, told, on_finished, count)
         return buffers.result(params)
+
+    def _asked(self, rows: Rows) -> tuple[Tensor, Callable[[], None]]:
+        """Which slots run (b,), on the host, once the function that comes with it has been called."""
+        running = rows.running.to("cpu", non_blocking=True, copy=True)
+        if self.device.type != "cuda":
+            return running, lambda: None
+        return running, torch.cuda.current_stream(self.device).record_event().synchronize
 
     def _reach(self, buffers: Buffers, width: int) -> int:
         """Columns that a step is told, where rows have used so many: few different numbers, since each is a graph."""
@@ -224,6 +244,7 @@ class GraphedDecoder:
         """Makes the step, which refers to the weights where they lie now."""
         self.device = next(self.model.parameters()).device
         active = self.device.type == "cuda" if self._wants_graphs is None else self._wants_graphs
+        self.overlaps = active
         self._graphs = Graphs(self.device, f"{type(self.model).__name__}'s decoding step", active)
         self.sample, self.take_in = (sample_fused, take_in_fused) if available(self.device) else (sample, take_in)
         self.step = step_of(self.model)

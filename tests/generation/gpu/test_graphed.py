@@ -85,8 +85,13 @@ def test_prompts_without_padding_are_not_looked_at_for_it(family: str, monkeypat
     assert_same(plain, fixed)
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("every", [1, 4])
-def test_rows_that_finish_are_moved_out_of_the_batch(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_finish_are_moved_out_of_the_batch(
+    every: int, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the host looks while the device works on the next token, so that it sees what was one token ago."""
+    monkeypatch.setattr(Graphs, "run", lambda self, name, compute, changing: compute())
     monkeypatch.setattr(graphed, "LOOK_EVERY", every)
     monkeypatch.setattr(graphed, "ROW_STEP", 2)
     monkeypatch.setattr(graphed, "WIDTH_STEP", 8)
@@ -99,7 +104,7 @@ def test_rows_that_finish_are_moved_out_of_the_batch(every: int, monkeypatch: py
 
     monkeypatch.setattr(GraphedDecoder, "_forward", watched)
     stops = tuple(range(2, 14))
-    plain, fixed = both("llama", SamplingParams(max_new_tokens=30, stop_token_ids=stops), copies=6)
+    plain, fixed = both("llama", SamplingParams(max_new_tokens=30, stop_token_ids=stops), copies=6, graphs=overlaps)
     assert_same(plain, fixed)
     assert len(set(sizes)) > 2, sizes
     assert sizes == sorted(sizes, reverse=True)

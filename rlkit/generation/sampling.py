@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from rlkit.algorithms.truncation import least_kept
 from rlkit.generation.base import SamplingParams
 
-__all__ = ["first_above", "sample"]
+__all__ = ["first_above", "goes_on", "sample"]
 
 _BLOCK = 256
 
@@ -61,3 +61,11 @@ def _inverse_cdf(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 def first_above(cdf: Tensor, target: Tensor) -> Tensor:
     """(B, 1) first index with cdf > target; the last index when there is none."""
     return (cdf <= target).sum(-1, keepdim=True).clamp_max(cdf.shape[-1] - 1)
+
+
+def goes_on(tokens: Tensor, params: SamplingParams) -> Tensor:
+    """(b,) which of the sampled tokens (b,) let their row go on: not those that stop it."""
+    keeps = torch.ones_like(tokens, dtype=torch.bool)
+    for stop in params.stop_token_ids:
+        keeps = keeps & (tokens != stop)
+    return keeps

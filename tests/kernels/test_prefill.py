@@ -157,7 +157,7 @@ def test_rows_that_wait_begin_with_the_same_tokens(monkeypatch: pytest.MonkeyPat
     ids, mask = (part.repeat_interleave(2, 0) for part in prompts(MASKS["whole"]))
     uniforms = torch.rand(4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(DEVICE)
     decoder = GraphedDecoder(model, cache_argument(model) or "", 2, slots=2)
-    fused, begun = decoder.prefill, []
+    fused, begun = decoder._admission.prefill, []
     assert isinstance(fused, FusedPrefill)
 
     def generate(prefill: Prefill) -> Generated:
@@ -165,7 +165,7 @@ def test_rows_that_wait_begin_with_the_same_tokens(monkeypatch: pytest.MonkeyPat
             begun.append(len(arguments[-1]))
             return prefill(*arguments)
 
-        decoder.prefill = watched
+        decoder._admission.prefill = watched
         return decoder.generate(ids, mask, SamplingParams(4, stop_token_ids=tuple(range(2, 10))), uniforms)
 
     made = generate(fused)

@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from rlkit.engines.budget import free_bytes
 from rlkit.engines.forward import bare_model
 from rlkit.generation.base import Generated, OnFinished, SamplingParams
+from rlkit.generation.gpu.admission import Admission
 from rlkit.generation.gpu.fused import sample_fused, take_in_fused
 from rlkit.generation.gpu.graphs import Graphs
 from rlkit.generation.gpu.prefill import prefill_of
 from rlkit.generation.gpu.slots import Buffers, Rows, take_in
 from rlkit.generation.gpu.steps import step_of
-from rlkit.generation.sampling import sample
+from rlkit.generation.sampling import goes_on, sample
 from rlkit.kernels import available
 
 __all__ = ["GraphedDecoder"]
@@ -41,9 +42,9 @@ WIDTH_STEP = 128
 LOOK_EVERY = 8
 """Tokens between two looks of the host at how many rows still run."""
 REFILL = 16
-"""Rows that wait begin once one in so many slots is free: each time costs a forward over their prompts."""
+"""Rows that wait begin in groups of one in so many slots: each time costs a forward over their prompts."""
 LEAD = 8
-"""Tokens that running rows still get before, so that the device has work while the host prepares that forward."""
+"""Tokens that running rows still get before, so that the device has work while the host launches that forward."""
 ROW_STEP = 8
 """Numbers of rows are multiples of this at least; large ones of more, so that few different numbers need a graph."""
 
@@ -99,6 +100,7 @@ class GraphedDecoder:
         steps = params.max_new_tokens
         buffers = self._buffers_for(count, width + steps, steps)
         buffers.start(input_ids, attention_mask, uniforms, self.pad_token_id)
+        self._admission.start(buffers, input_ids, attention_mask)
         rows = buffers.rows.first(min(_rows_for(count), buffers.slots))
         rows.clear(width, buffers.spare)
         begun = torch.zeros(len(rows), dtype=torch.int64)  # step at which each slot's row began
@@ -119,13 +121,15 @@ class GraphedDecoder:
                 arrived()
                 if on_finished is not None:
                     self._report(buffers, rows, params, told, on_finished, admitted)
-                free = (~running).nonzero().flatten()[: count - admitted]
-                if len(free) and len(free) >= min(count - admitted, len(rows) // REFILL):
-                    for _ in range(LEAD if self.overlaps and running.any() else 0):
+                free = (~running).nonzero().flatten()
+                if entering := _entering(len(free), count - admitted, len(rows)):
+                    slots, chosen = free[:entering], torch.arange(admitted, admitted + entering)
+                    entry = self._admission.prepare(buffers, rows, slots, chosen, params)
+                    for _ in range(LEAD if self.overlaps and running.any() and not entry.is_quick else 0):
                         take_step()
-                    self._admit(buffers, rows, free, torch.arange(admitted, admitted + len(free)), params)
-                    begun[free] = t
-                    admitted += len(free)
+                    entry.begin()
+                    begun[slots] = t
+                    admitted += entering
                     continue
                 if not running.any():
                     break
@@ -168,25 +172,9 @@ class GraphedDecoder:
     def release(self) -> None:
         """Gives up buffers and graphs; the next call makes them anew."""
         self._graphs.clear()
+        self._admission.release()
         self._buffers = None
         self._room = 0
-
-    def _admit(self, buffers: Buffers, rows: Rows, slots: Tensor, chosen: Tensor, params: SamplingParams) -> None:
-        """Rows `chosen` (k,) begin in `slots` (k,), both on the host: a forward over each distinct prompt, and a token.
-
-        The device is not waited for, unless the model's own forward does so.
-        """
-        ids, mask, row_of = buffers.prompts(chosen)
-        slots, chosen = (part.to(self.device, non_blocking=True) for part in (slots, chosen))
-        width = ids.shape[1]
-        logits = self.prefill(ids, mask, buffers.padded, rows.stored, slots, row_of)[row_of]
-        rows.begin[slots] = width - mask[row_of].sum(-1)
-        rows.row[slots] = chosen
-        tokens, logprobs = self.sample(logits, params, buffers.uniforms[chosen, 0])
-        buffers.write(chosen, torch.zeros_like(chosen), tokens, logprobs)
-        rows.running[slots] = _keeps(tokens, params) & (buffers.limit > 1)
-        rows.tokens[slots], rows.place[slots] = tokens, width
-        rows.share_prompts(buffers.prompt_of)
 
     def _shrink(self, rows: Rows, running: Tensor, begun: Tensor, size: int, width: int) -> Tensor:
         """Running rows beyond the first `size` slots take those of finished ones among them; begins (size,) of them.
@@ -216,7 +204,7 @@ class GraphedDecoder:
     def _forward(self, buffers: Buffers, rows: Rows, width: int, params: SamplingParams) -> None:
         logits = self.step(rows, width)
         tokens, logprobs = self.sample(logits, params, buffers.uniforms[rows.row, rows.time])
-        self.take_in(buffers, rows, tokens, logprobs, _keeps(tokens, params))
+        self.take_in(buffers, rows, tokens, logprobs, goes_on(tokens, params))
 
     # Reports and weights
 
@@ -248,7 +236,8 @@ class GraphedDecoder:
         self._graphs = Graphs(self.device, f"{type(self.model).__name__}'s decoding step", active)
         self.sample, self.take_in = (sample_fused, take_in_fused) if available(self.device) else (sample, take_in)
         self.step = step_of(self.model)
-        self.prefill = prefill_of(self.model, self.cache_argument, self.step)
+        prefill = prefill_of(self.model, self.cache_argument, self.step)
+        self._admission = Admission(prefill, self.sample, self.device, active)
         self._addresses = self._weight_addresses()
 
     def _forget_graphs_of_moved_weights(self) -> None:
@@ -258,12 +247,10 @@ class GraphedDecoder:
             self._read_weights()
 
 
-def _keeps(tokens: Tensor, params: SamplingParams) -> Tensor:
-    """(b,) which of these tokens let their row go on: not those that stop it."""
-    keeps = torch.ones_like(tokens, dtype=torch.bool)
-    for stop in params.stop_token_ids:
-        keeps = keeps & (tokens != stop)
-    return keeps
+def _entering(free: int, waiting: int, slots: int) -> int:
+    """How many rows begin where so many slots are free: all that wait, or whole groups, so that numbers come again."""
+    group = max(slots // REFILL, 1)
+    return waiting if waiting <= free else free // group * group
 
 
 def _room(device: torch.device, bytes_of_slot: int) -> int:

@@ -26,19 +26,29 @@ class Graphs:
     def __init__(self, device: torch.device, what: str, active: bool) -> None:
         self.device, self.what, self.active = device, what, active
         self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._seen = set[Hashable]()
         self._pool: Any = None
 
-    def run(self, name: Hashable, compute: Callable[[], None], changing: Sequence[Tensor]) -> None:
+    def has(self, name: Hashable) -> bool:
+        """Whether it would be replayed."""
+        return name in self.captured
+
+    def run(
+        self, name: Hashable, compute: Callable[[], None], changing: Sequence[Tensor] = (), at_first: bool = True
+    ) -> None:
         """Computes once.
 
         Args:
             name: of this size; the tensors that `compute` reads lie at the same addresses whenever it comes.
             compute: what to do; it may do what a graph cannot hold, such as asking the host for a number, and is then
                 run as it is from now on.
-            changing: all that it changes, put back after warming up.
+            changing: all that it changes, put back after warming up; what it writes again as before may be left out.
+            at_first: False captures when a name comes for the second time, for what may never come again.
         """
         graph = self.captured.get(name)
-        if graph is None and self.active:
+        is_due = at_first or name in self._seen
+        self._seen.add(name)
+        if graph is None and self.active and is_due:
             try:
                 graph = self.captured[name] = self._capture(compute, changing)
             except RuntimeError as error:
@@ -53,6 +63,7 @@ class Graphs:
     def clear(self) -> None:
         """Gives up the graphs and their memory."""
         self.captured.clear()
+        self._seen.clear()
         self._pool = None
 
     def _capture(self, compute: Callable[[], None], changing: Sequence[Tensor]) -> torch.cuda.CUDAGraph:

@@ -40,7 +40,7 @@ class Joined:
         """(B, in) to (B, out) of each layer; the outputs may be views of one tensor."""
         if self.weight is None or not self._lie_in(self.weight):
             return tuple(layer(x) for layer in self.layers)
-        return torch.split(linear(x, self.weight, self.bias), self.heights, dim=-1)
+        return torch.split_with_sizes(linear(x, self.weight, self.bias), self.heights, dim=-1)
 
     def _lie_in(self, whole: Tensor) -> bool:
         """Whether the weights still are where they were put; a layer that shares one with another group moves it."""

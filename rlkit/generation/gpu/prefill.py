@@ -30,6 +30,9 @@ _ALIGNED = 16
 class Prefill(Protocol):
     """Takes in prompts."""
 
+    can_be_captured: bool
+    """As a graph: it never waits for the device."""
+
     def __call__(
         self, ids: Tensor, mask: Tensor, padded: bool, stored: Tensor, slots: Tensor, row_of: Tensor
     ) -> Tensor:
@@ -56,6 +59,8 @@ def prefill_of(model: nn.Module, cache_argument: str, step: Step) -> Prefill:
 class ModelPrefill:
     """The model's own forward. The device is not waited for, unless prompts are padded, which transformers looks at."""
 
+    can_be_captured = False
+
     def __init__(self, model: nn.Module, cache_argument: str) -> None:
         self.model, self.cache_argument = model, cache_argument
 
@@ -73,6 +78,8 @@ class ModelPrefill:
 
 class FusedPrefill:
     """The Llama family with fused kernels, over the layers of a step; the device is never waited for."""
+
+    can_be_captured = True
 
     def __init__(self, step: FusedStep) -> None:
         self.step = step

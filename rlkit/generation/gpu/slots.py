@@ -130,11 +130,10 @@ class Buffers:
 
     def start(self, input_ids: Tensor, attention_mask: Tensor, uniforms: Tensor, pad_token_id: int) -> None:
         """Clears the output and takes prompts (B, P) and random numbers (B, T) of a call."""
-        self.input_ids, self.attention_mask = input_ids, attention_mask
+        self.input_ids = input_ids
         first_of, prompt_of = distinct_prompts(input_ids, attention_mask)  # (U,) rows, (B,) numbers below U
         self.prompt_of[: len(prompt_of)] = prompt_of
         self._first_of, self._prompt_of = first_of.cpu(), prompt_of.cpu()
-        self.padded = not bool(attention_mask.all())
         self.uniforms[: len(uniforms), : uniforms.shape[1]] = uniforms
         self.limit.fill_(uniforms.shape[1])
         self.ids.fill_(pad_token_id)
@@ -147,19 +146,17 @@ class Buffers:
         self.logprobs.index_put_((row, time), logprobs)
         self.mask.index_put_((row, time), torch.ones_like(row, dtype=torch.bool))
 
-    def prompts(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Distinct prompts of some rows; the device is not waited for.
+    def distinct(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Distinct prompts of some rows, all on the host.
 
         Args:
-            chosen: (k,) rows, on the host.
+            chosen: (k,) rows.
 
         Returns:
-            prompts and their masks (u, P), and which of them each row has (k,).
+            rows of the batch that have the prompts (u,), and which of these each row has (k,).
         """
         numbers, row_of = torch.unique(self._prompt_of[chosen], return_inverse=True)
-        device = self.input_ids.device
-        first, row_of = (part.to(device, non_blocking=True) for part in (self._first_of[numbers], row_of))
-        return self.input_ids[first], self.attention_mask[first], row_of
+        return self._first_of[numbers], row_of
 
     def result(self, params: SamplingParams) -> Generated:
         """What the rows of the call have written so far."""

@@ -14,9 +14,10 @@ from torch import Tensor
 from rlkit.engines.forward import cache_argument
 from rlkit.generation.base import Generated, SamplingParams
 from rlkit.generation.gpu import graphed
+from rlkit.generation.gpu.admission import Admission
 from rlkit.generation.gpu.graphed import GraphedDecoder
 from rlkit.generation.gpu.graphs import Graphs
-from rlkit.generation.gpu.steps import suits_steps
+from rlkit.generation.gpu.steps import FusedStep, suits_steps
 from rlkit.generation.native import NativeGenerator
 from tests.generation.models import CONFIGS, OWN_FORWARD, family_model, prompts
 
@@ -91,7 +92,7 @@ def test_rows_that_finish_are_moved_out_of_the_batch(
     every: int, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the host looks while the device works on the next token, so that it sees what was one token ago."""
-    monkeypatch.setattr(Graphs, "run", lambda self, name, compute, changing: compute())
+    monkeypatch.setattr(Graphs, "run", lambda self, name, compute, *_, **__: compute())
     monkeypatch.setattr(graphed, "LOOK_EVERY", every)
     monkeypatch.setattr(graphed, "ROW_STEP", 2)
     monkeypatch.setattr(graphed, "WIDTH_STEP", 8)
@@ -141,9 +142,9 @@ def test_running_rows_decode_on_while_new_ones_are_prepared(monkeypatch: pytest.
     """As with graphs, which are not captured here; rows that begin are let in some tokens later."""
     begun: list[int] = []
     steps: list[int] = []
-    admit, forward = GraphedDecoder._admit, GraphedDecoder._forward
+    admit, forward = Admission._begin, GraphedDecoder._forward
 
-    def admitted(self: GraphedDecoder, *args: Any) -> None:
+    def admitted(self: Admission, *args: Any) -> None:
         begun.append(len(steps))
         admit(self, *args)
 
@@ -151,8 +152,8 @@ def test_running_rows_decode_on_while_new_ones_are_prepared(monkeypatch: pytest.
         steps.append(1)
         forward(self, *args)
 
-    monkeypatch.setattr(Graphs, "run", lambda self, name, compute, changing: compute())
-    monkeypatch.setattr(GraphedDecoder, "_admit", admitted)
+    monkeypatch.setattr(Graphs, "run", lambda self, name, compute, *_, **__: compute())
+    monkeypatch.setattr(Admission, "_begin", admitted)
     monkeypatch.setattr(GraphedDecoder, "_forward", stepped)
     for name, value in {"LOOK_EVERY": 4, "LEAD": 3, "ROW_STEP": 2, "WIDTH_STEP": 2}.items():
         monkeypatch.setattr(graphed, name, value)
@@ -256,6 +257,7 @@ def test_graphs_replay_what_the_steps_compute(family: str, monkeypatch: pytest.M
             for _ in range(3):
                 assert_same(plain, decoder.generate(ids, mask, params, numbers))
             assert decoder._graphs.captured
+            assert bool(decoder._admission._graphs.captured) == (slots == 8 and isinstance(decoder.step, FusedStep))
 
 
 def test_a_step_that_cannot_be_captured_goes_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

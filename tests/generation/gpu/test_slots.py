@@ -70,7 +70,6 @@ def test_prompts_of_chosen_rows_are_given_once() -> None:
     ids = torch.tensor([[3, 4], [9, 9], [3, 4], [5, 6]])
     mask = torch.ones_like(ids, dtype=torch.bool)
     made.start(ids, mask, torch.rand(4, 2, dtype=torch.float64), pad_token_id=0)
-    given, given_mask, row_of = made.prompts(torch.tensor([0, 2, 3]))
-    assert sorted(given.tolist()) == [[3, 4], [5, 6]]
-    assert given_mask.all()
-    assert given[row_of].tolist() == ids[[0, 2, 3]].tolist()
+    given, row_of = made.distinct(torch.tensor([0, 2, 3]))
+    assert sorted(ids[given].tolist()) == [[3, 4], [5, 6]]
+    assert ids[given][row_of].tolist() == ids[[0, 2, 3]].tolist()

@@ -156,7 +156,7 @@ def test_rows_that_wait_begin_with_the_same_tokens(monkeypatch: pytest.MonkeyPat
     model = family_model("qwen2").to(DEVICE)
     ids, mask = (part.repeat_interleave(2, 0) for part in prompts(MASKS["whole"]))
     uniforms = torch.rand(4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(DEVICE)
-    decoder = GraphedDecoder(model, cache_argument(model) or "", 2, slots=2)
+    decoder = GraphedDecoder(model, cache_argument(model) or "", 2, graphs=False, slots=2)
     fused, begun = decoder._admission.prefill, []
     assert isinstance(fused, FusedPrefill)
 

@@ -82,7 +82,7 @@ if find_spec("triton") is not None:
         peak = tl.full([QUERIES], -1e30, tl.float32)
         mass = tl.zeros([QUERIES], tl.float32)
         total = tl.zeros([QUERIES, WIDE], tl.float32)
-        of_head = head * head_stride
+        of_head = head.to(tl.int64) * head_stride
         if split == 0:
             for each in tl.static_range(2):
                 at = row if each == 0 else second

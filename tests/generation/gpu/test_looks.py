@@ -1,4 +1,4 @@
-"""The host looks while the device works on: whatever it looks at late, rows get the same tokens and are told of once."""
+"""The host looks while the device works on; however late it does, tokens are the same and rows are told of once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlkit.generation.gpu import graphed
 from rlkit.generation.gpu.graphed import GraphedDecoder
 from rlkit.generation.gpu.graphs import Graphs
 from rlkit.generation.native import NativeGenerator
-from tests.generation.models import family_model, prompts
 from tests.generation.gpu.test_graphed import assert_same
+from tests.generation.models import family_model, prompts
 
 COPIES = 3
 

@@ -63,7 +63,17 @@ def test_late_looks_change_nothing(family: str, tokens: int, slots: int, every: 
         ids_of = made.generated_ids[at, ids.shape[1] :]
         return ids_of[own].tolist(), made.rollout_logprobs[at][own].tolist(), list(made.finish_reasons)[at]
 
-    forward = GraphedDecoder._forward
+    asked, forward = GraphedDecoder._asked, GraphedDecoder._forward
+
+    def as_it_was(self: GraphedDecoder, rows: Any) -> Any:
+        before = rows.running.clone()
+        running, arrived = asked(self, rows)
+
+        def then() -> None:
+            arrived()
+            assert torch.equal(running, before)
+
+        return running, then
 
     def in_reach(self: GraphedDecoder, buffers: Any, rows: Any, width: int, params: SamplingParams) -> None:
         assert int(rows.place.amax()) < width <= buffers.capacity
@@ -72,6 +82,7 @@ def test_late_looks_change_nothing(family: str, tokens: int, slots: int, every: 
     small = {"LOOK_EVERY": every, "LEAD": lead, "ROW_STEP": 1, "WIDTH_STEP": 2, "REFILL": 4}
     with (
         patch.object(Graphs, "run", lambda self, name, compute, changing: compute()),
+        patch.object(GraphedDecoder, "_asked", as_it_was),
         patch.object(GraphedDecoder, "_forward", in_reach),
         patch.multiple(graphed, **small),
         torch.no_grad(),
@@ -83,30 +94,42 @@ def test_late_looks_change_nothing(family: str, tokens: int, slots: int, every: 
     decoder.release()
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 12])
-def test_the_device_has_a_token_to_work_on_before_the_host_waits(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked, a token, waited: but not where no row can go on, and every token is taken as if nobody had looked."""
-    events: list[str] = []
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a decoder does, in order."""
+    seen: list[str] = []
     asked, forward = GraphedDecoder._asked, GraphedDecoder._forward
 
     def watched(self: GraphedDecoder, rows: Any) -> Any:
         running, _ = asked(self, rows)
-        events.append("asked")
-        return running, lambda: events.append("waited")
+        seen.append("asked")
+        return running, lambda: seen.append("waited")
 
     def stepped(self: GraphedDecoder, *arguments: Any) -> None:
-        events.append("token")
+        seen.append("token")
         forward(self, *arguments)
 
     monkeypatch.setattr(Graphs, "run", lambda self, name, compute, changing: compute())
     monkeypatch.setattr(GraphedDecoder, "_asked", watched)
     monkeypatch.setattr(GraphedDecoder, "_forward", stepped)
     monkeypatch.setattr(graphed, "LOOK_EVERY", 4)
+    return seen
+
+
+def decode(tokens: int, slots: int | None = None) -> int:
+    """Rows that never stop early; their number."""
     params = SamplingParams(tokens)
     model, ids, mask, uniforms = batch("llama", params)
-    decoder = GraphedDecoder(model, cache_argument(model) or "", 2, graphs=True)
     with torch.no_grad():
+        decoder = GraphedDecoder(model, cache_argument(model) or "", 2, graphs=True, slots=slots)
         decoder.generate(ids, mask, params, uniforms)
+    return len(ids)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 12])
+def test_the_device_has_a_token_to_work_on_before_the_host_waits(tokens: int, events: list[str]) -> None:
+    """Not at the end, where no row goes on."""
+    decode(tokens)
     look, late, token = ["asked", "waited"], ["asked", "token", "waited"], ["token"]
     wanted = {
         1: [*look, *look],
@@ -114,4 +137,10 @@ def test_the_device_has_a_token_to_work_on_before_the_host_waits(tokens: int, mo
         12: [*look, *look, *token, *late, *token * 2, *late, *token * 3, *late, *token * 2, *look],
     }
     assert events == wanted[tokens]
-    assert events.count("token") == tokens - 1
+
+
+def test_the_host_looks_as_rarely_at_rows_that_begin_late(events: list[str]) -> None:
+    """Every four tokens of the eleven that follow a row's first, when it has begun, after one, and when it ends."""
+    rows = decode(12, slots=1)
+    assert events.count("token") == 11 * rows
+    assert events.count("asked") <= 6 * rows

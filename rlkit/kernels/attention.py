@@ -20,8 +20,8 @@ _MANY = 384
 """Programs that hide each other's waits, and of which small ones fit in greater numbers."""
 _SMALL, _LARGE = 1 << 14, 1 << 15
 """Bytes of keys and values that a program asks for at once where there are many, and where there are few."""
-_TILES = 1 << 16
-"""Bytes of keys and values that a program may have on their way: GPUs with little shared memory hold 99 KiB."""
+_HELD = 80 << 10
+"""Bytes of queries, and of keys and values on their way, that a program may have: of 99 KiB, which small GPUs share."""
 
 
 if find_spec("triton") is not None:
@@ -82,7 +82,7 @@ if find_spec("triton") is not None:
         peak = tl.full([QUERIES], -1e30, tl.float32)
         mass = tl.zeros([QUERIES], tl.float32)
         total = tl.zeros([QUERIES, WIDE], tl.float32)
-        of_head = head * head_stride
+        of_head = head.to(tl.int64) * head_stride
         if split == 0:
             for each in tl.static_range(2):
                 at = row if each == 0 else second
@@ -187,7 +187,8 @@ def attend_new_token(
         key, value: (B, key heads * D), each row contiguous.
         cos, sin: (positions, D), contiguous, `sin` with the sign of the rotated half: negative in the first half.
         stored: (2, B, key heads, W, D) keys and values; the last two dimensions contiguous.
-        begin, prompt_end, source, place: (B,) int64; begin <= place, and the position is place - begin.
+        begin, prompt_end, source, place: (B,) int64; begin <= prompt_end <= place, and the position is place - begin.
+            Nobody writes to the columns of a source: each of those slots has its own place at `prompt_end` or later.
         scale: factor on the scores.
         arrivals: from `no_arrivals`, which it is again afterwards; one for calls that run one after another.
 
@@ -201,7 +202,8 @@ def attend_new_token(
     precise = query.dtype not in (torch.bfloat16, torch.float16)
     pairs, queries = triton.cdiv(rows, 2), 2 * max(8, triton.next_power_of_2(group))
     wide: int = max(16, triton.next_power_of_2(width))
-    tile = _tile(pairs * key_heads, capacity, 2 * wide * (8 if precise else query.element_size()))
+    bytes_of_query = wide * (8 if precise else query.element_size())
+    tile = _tile(pairs * key_heads, capacity, 2 * bytes_of_query, queries * bytes_of_query)
     peaks = masses = totals = out  # not looked at where each row has one program
     if tile.splits > 1:
         totals = out.new_empty(pairs * key_heads, tile.splits, queries, wide, dtype=torch.float32)
@@ -228,16 +230,17 @@ class _Tile(NamedTuple):
     stages: int
 
 
-def _tile(programs: int, capacity: int, bytes_of_column: int) -> _Tile:
+def _tile(programs: int, capacity: int, bytes_of_column: int, bytes_of_queries: int) -> _Tile:
     """How a pair of rows is cut.
 
     Args:
         programs: pairs of rows times key heads.
         capacity: columns of the cache.
         bytes_of_column: of a key and a value.
+        bytes_of_queries: of all queries of a program.
     """
     splits = max(1, min(_BUSY // programs, capacity // _LEAST))
     asked = _SMALL if programs >= _MANY else _LARGE
     columns: int = min(max(asked // bytes_of_column, 16), 128)
-    stages = max(1, min(3, _TILES // (columns * bytes_of_column)))
+    stages = max(1, min(3, (_HELD - bytes_of_queries) // (columns * bytes_of_column)))
     return _Tile(splits, columns, stages + 1)

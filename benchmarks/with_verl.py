@@ -26,7 +26,29 @@ from rlkit.errors import RlkitError
 
 NEEDED = ("verl", "vllm", "ray", "transfer_queue", "hydra", "tensordict", "torchdata", "codetiming")
 """Modules that verl's process imports for this run."""
-KL_COEF, LEARNING_RATE, VLLM_MEMORY = 0.04, 1e-6, 0.4
+
+SETTINGS = """
+algorithm.adv_estimator=grpo algorithm.rollout_correction.bypass_mode=True
+data.train_files={folder}/prompts.parquet data.val_files={folder}/prompts.parquet data.dataloader_num_workers=0
+data.train_batch_size={groups} data.max_prompt_length={prompt} data.max_response_length={response}
+{role}.model.path={folder}/model {role}.model.tokenizer_path={folder}/tokenizer
++{role}.rollout.engine_kwargs.vllm.tokenizer={folder}/tokenizer {role}.model.enable_gradient_checkpointing=False
+{role}.model.use_remove_padding={flash_attention} +{role}.model.override_config.attn_implementation={attention}
+{role}.actor.optim.lr=1e-6 {role}.actor.ppo_mini_batch_size={groups}
+{role}.actor.use_dynamic_bsz=True {role}.actor.ppo_max_token_len_per_gpu={tokens}
+{role}.actor.use_kl_loss=True {role}.actor.kl_loss_coef=0.04
+{role}.ref.log_prob_max_token_len_per_gpu={twice} {role}.ref.fsdp_config.model_dtype=bfloat16
+{role}.rollout.name=vllm {role}.rollout.n={group} {role}.rollout.ignore_eos=True
+{role}.rollout.tensor_model_parallel_size=1 {role}.rollout.gpu_memory_utilization=0.4
+{role}.rollout.max_model_len={length} {role}.rollout.max_num_seqs={rows}
+reward.custom_reward_function.path={folder}/reward.py reward.custom_reward_function.name=distinct_words
+reward.num_workers=2 transfer_queue.backend.SimpleStorage.num_data_storage_units=2
+trainer.logger=[console,file] trainer.n_gpus_per_node=1 trainer.val_before_train=False trainer.resume_mode=disable
+trainer.total_epochs={total} trainer.total_training_steps={total}
+ray_kwargs.ray_init.num_cpus={cpus} hydra.run.dir={folder}/hydra
+"""
+"""What differs from verl's defaults. Log-probs of the rollout serve as the old ones, which saves a pass. No layer is
+recomputed; the reference is in bf16 and takes twice the tokens of a pass, as it keeps no activations."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +65,12 @@ def distinct_words(data_source: str, solution_str: str, ground_truth: str, extra
 
 
 def write_inputs(options: argparse.Namespace, folder: Path) -> None:
-    """Model and tokenizer in `folder`/model, the prompts in prompts.parquet and the reward in reward.py."""
+    """The model in `folder`/model, the tokenizer in tokenizer, the prompts in prompts.parquet, the reward in reward.py."""
     model_of(options.shape, "cpu", torch.float32, options.layers).save_pretrained(folder / "model")
     tokenizer = tokenizer_of(end="w0")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["\n", "<|im_end|>"]})  # verl looks for them in Qwen2
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    tokenizer.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "tokenizer")  # beside Qwen2's configuration it would be read as Qwen2's own
     rows = [
         {
             "data_source": "words",
@@ -61,55 +84,21 @@ def write_inputs(options: argparse.Namespace, folder: Path) -> None:
     (folder / "reward.py").write_text(inspect.getsource(distinct_words))
 
 
-def settings(options: argparse.Namespace, folder: Path, flash_attention: bool) -> dict[str, object]:
-    """What differs from verl's defaults.
-
-    Rollout log-probs serve as the old ones, which saves the pass that would compute them again. No layer is recomputed;
-    the reference takes twice the tokens of a pass, as it keeps no activations, and is in bf16.
-    """
-    actor, reference, rollout = (f"actor_rollout_ref.{name}" for name in ("actor", "ref", "rollout"))
-    model = "actor_rollout_ref.model"
-    return {
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.rollout_correction.bypass_mode": True,
-        "data.train_files": folder / "prompts.parquet",
-        "data.val_files": folder / "prompts.parquet",
-        "data.train_batch_size": options.groups,
-        "data.max_prompt_length": options.prompt,
-        "data.max_response_length": options.response,
-        "data.dataloader_num_workers": 0,
-        f"{model}.path": folder / "model",
-        f"{model}.enable_gradient_checkpointing": False,
-        f"{model}.use_remove_padding": flash_attention,
-        f"+{model}.override_config.attn_implementation": "flash_attention_2" if flash_attention else "sdpa",
-        f"{actor}.optim.lr": LEARNING_RATE,
-        f"{actor}.ppo_mini_batch_size": options.groups,
-        f"{actor}.use_dynamic_bsz": True,
-        f"{actor}.ppo_max_token_len_per_gpu": options.tokens,
-        f"{actor}.use_kl_loss": True,
-        f"{actor}.kl_loss_coef": KL_COEF,
-        f"{reference}.log_prob_max_token_len_per_gpu": 2 * options.tokens,
-        f"{reference}.fsdp_config.model_dtype": "bfloat16",
-        f"{rollout}.name": "vllm",
-        f"{rollout}.n": options.group,
-        f"{rollout}.tensor_model_parallel_size": 1,
-        f"{rollout}.gpu_memory_utilization": VLLM_MEMORY,
-        f"{rollout}.max_model_len": options.prompt + options.response,
-        f"{rollout}.max_num_seqs": options.groups * options.group,
-        f"{rollout}.ignore_eos": True,
-        "reward.custom_reward_function.path": folder / "reward.py",
-        "reward.custom_reward_function.name": distinct_words.__name__,
-        "reward.num_workers": 2,
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 2,
-        "trainer.logger": "[console,file]",
-        "trainer.n_gpus_per_node": 1,
-        "trainer.val_before_train": False,
-        "trainer.resume_mode": "disable",
-        "trainer.total_epochs": options.steps + 1,
-        "trainer.total_training_steps": options.steps + 1,
-        "ray_kwargs.ray_init.num_cpus": max(os.cpu_count() or 1, 16),
-        "hydra.run.dir": folder / "hydra",
-    }
+def settings(options: argparse.Namespace, folder: Path, flash_attention: bool) -> list[str]:
+    """What differs from verl's defaults, as arguments of `main_ppo`."""
+    given = SETTINGS.format(
+        **vars(options),
+        folder=folder,
+        role="actor_rollout_ref",
+        flash_attention=flash_attention,
+        attention="flash_attention_2" if flash_attention else "sdpa",
+        length=options.prompt + options.response,
+        rows=options.groups * options.group,
+        twice=2 * options.tokens,
+        total=options.steps + 1,
+        cpus=max(os.cpu_count() or 1, 16),
+    )
+    return [*given.split(), *options.verl_set]
 
 
 def modules_of(environment: dict[str, str]) -> set[str]:
@@ -151,8 +140,8 @@ def verl_side(options: argparse.Namespace, device: str) -> tuple[list[float], fl
                 "into a folder of its own (`pip install --target FOLDER ...`) and give --verl-path FOLDER."
             )
         write_inputs(options, folder)
-        pairs = [f"{key}={value}" for key, value in settings(options, folder, "flash_attn" in found).items()]
-        command = [sys.executable, "-m", "verl.trainer.main_ppo", *pairs, *options.verl_set]
+        arguments = settings(options, folder, "flash_attn" in found)
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
         log = options.verl_log or folder / "verl.log"
         with log.open("w") as output:
             code = subprocess.run(command, env=environment, cwd=folder, stdout=output, stderr=output).returncode

@@ -2,8 +2,8 @@
 
     python benchmarks/step.py --sides rlkit verl [--verl-path FOLDER] [--verl-log FILE] [--verl-set KEY=VALUE ...]
 
-verl needs other versions of some packages than the other sides (`pip install "verl[vllm]==0.9.1"`), so it may live in a
-folder of its own that `--verl-path` names. Without flash-attn it attends through SDPA over rows of equal length.
+verl needs other versions of some packages than the other sides (`pip install "verl[vllm]==0.9.1" liger-kernel`, and no
+TRL), so it may live in a folder that `--verl-path` names. Without flash-attn it attends through SDPA, row by row.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from shapes import model_of, prompts_of, tokenizer_of
 
 from rlkit.errors import RlkitError
 
+PACKAGES = '"verl[vllm]==0.9.1" liger-kernel'
 NEEDED = ("verl", "vllm", "ray", "transfer_queue", "hydra", "tensordict", "torchdata", "codetiming")
 """Modules that verl's process imports for this run."""
 
@@ -34,6 +35,7 @@ data.train_batch_size={groups} data.max_prompt_length={prompt} data.max_response
 {role}.model.path={folder}/model {role}.model.tokenizer_path={folder}/tokenizer
 +{role}.rollout.engine_kwargs.vllm.tokenizer={folder}/tokenizer {role}.model.enable_gradient_checkpointing=False
 {role}.model.use_remove_padding={flash_attention} +{role}.model.override_config.attn_implementation={attention}
+{role}.model.use_fused_kernels=True {role}.model.fused_kernel_options.impl_backend=liger
 {role}.actor.optim.lr=1e-6 {role}.actor.ppo_mini_batch_size={groups}
 {role}.actor.use_dynamic_bsz=True {role}.actor.ppo_max_token_len_per_gpu={tokens}
 {role}.actor.use_kl_loss=True {role}.actor.kl_loss_coef=0.04
@@ -48,7 +50,8 @@ trainer.total_epochs={total} trainer.total_training_steps={total}
 ray_kwargs.ray_init.num_cpus={cpus} hydra.run.dir={folder}/hydra
 """
 """What differs from verl's defaults. Log-probs of the rollout serve as the old ones, which saves a pass. No layer is
-recomputed; the reference is in bf16 and takes twice the tokens of a pass, as it keeps no activations."""
+recomputed; the reference is in bf16 and takes twice the tokens of a pass, as it keeps no activations. Log-probs come
+from fused kernels (Liger's, or torch's where it is missing): without flash-attn verl else takes them token by token."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +68,7 @@ def distinct_words(data_source: str, solution_str: str, ground_truth: str, extra
 
 
 def write_inputs(options: argparse.Namespace, folder: Path) -> None:
-    """The model in `folder`/model, the tokenizer in tokenizer, the prompts in prompts.parquet, the reward in reward.py."""
+    """The folders model and tokenizer, the prompts in prompts.parquet and the reward in reward.py."""
     model_of(options.shape, "cpu", torch.float32, options.layers).save_pretrained(folder / "model")
     tokenizer = tokenizer_of(end="w0")
     tokenizer.add_special_tokens({"additional_special_tokens": ["\n", "<|im_end|>"]})  # verl looks for them in Qwen2
@@ -136,8 +139,8 @@ def verl_side(options: argparse.Namespace, device: str) -> tuple[list[float], fl
         found = modules_of(environment)
         if missing := [module for module in NEEDED if module not in found]:
             raise RlkitError(
-                f'verl cannot run: {", ".join(missing)} not found. `pip install "verl[vllm]==0.9.1"`, or install it '
-                "into a folder of its own (`pip install --target FOLDER ...`) and give --verl-path FOLDER."
+                f"verl cannot run: {', '.join(missing)} not found. `pip install {PACKAGES}`, or into a folder "
+                "of its own (`pip install --target FOLDER ...`) and give --verl-path FOLDER."
             )
         write_inputs(options, folder)
         arguments = settings(options, folder, "flash_attn" in found)

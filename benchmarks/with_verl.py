@@ -47,7 +47,7 @@ reward.custom_reward_function.path={folder}/reward.py reward.custom_reward_funct
 reward.num_workers=2 transfer_queue.backend.SimpleStorage.num_data_storage_units=2
 trainer.logger=[console,file] trainer.n_gpus_per_node=1 trainer.val_before_train=False trainer.resume_mode=disable
 trainer.total_epochs={total} trainer.total_training_steps={total}
-ray_kwargs.ray_init.num_cpus={cpus} hydra.run.dir={folder}/hydra
+ray_kwargs.ray_init.num_cpus={cpus} +ray_kwargs.ray_init.num_gpus=1 hydra.run.dir={folder}/output
 """
 """What differs from verl's defaults. Log-probs of the rollout serve as the old ones, which saves a pass. No layer is
 recomputed; the reference is in bf16 and takes twice the tokens of a pass, as it keeps no activations. Log-probs come
@@ -112,17 +112,23 @@ def modules_of(environment: dict[str, str]) -> set[str]:
     return set(found.stdout.split())
 
 
-def parsed(lines: str) -> tuple[list[float], float, dict[str, list[float]]]:
+def parsed(lines: str, options: argparse.Namespace) -> tuple[list[float], float, dict[str, list[float]]]:
     """What verl's file logger wrote, a JSON object a step, as a side reports it; the first step is left out.
 
     Returns:
         seconds of each step, the peak in GiB of verl's trainer (vLLM is a process of its own), seconds of each stage.
     """
     steps = [json.loads(line)["data"] for line in lines.splitlines()][1:]
-    seconds = [step["timing_s/step"] for step in steps]
-    names = sorted({key for step in steps for key in step if key.startswith("timing_s/")} - {"timing_s/step"})
-    stages = {name.removeprefix("timing_s/"): [step[name] for step in steps if name in step] for name in names}
-    return seconds, max((step["actor/perf/max_memory_allocated_gb"] for step in steps), default=0.0), stages
+    for end in ("min", "max"):
+        lengths = [(step[f"prompt_length/{end}"], step[f"response_length/{end}"]) for step in steps]
+        if set(lengths) != {(options.prompt, options.response)}:
+            raise RlkitError(
+                f"verl's prompts and responses had {lengths} tokens, not {options.prompt, options.response}."
+            )
+    stages = {
+        key.removeprefix("timing_s/"): [step[key] for step in steps] for key in steps[0] if key.startswith("timing_s/")
+    }
+    return stages.pop("step"), max(step["actor/perf/max_memory_allocated_gb"] for step in steps), stages
 
 
 def verl_side(options: argparse.Namespace, device: str) -> tuple[list[float], float, dict[str, list[float]]]:
@@ -156,4 +162,4 @@ def verl_side(options: argparse.Namespace, device: str) -> tuple[list[float], fl
                 f"verl stopped with code {code} after {len(lines.splitlines())} of {options.steps + 1} steps. "
                 f"The end of what it printed (--verl-log keeps all of it):\n{tail}"
             )
-        return parsed(lines)
+        return parsed(lines, options)

@@ -129,7 +129,7 @@ def test_steps_after_the_first_are_parsed(side: ModuleType) -> None:
 
 
 def test_other_lengths_than_asked_for_are_refused(side: ModuleType) -> None:
-    with pytest.raises(RlkitError, match=r"had \[\(8.0, 16.0\), \(8.0, 16.0\)\] tokens, not \(8, 17\)"):
+    with pytest.raises(RlkitError, match=r"had {\(8.0, 16.0\)} tokens, not \(8, 17\)"):
         side.parsed(LINES, options(prompt=8, response=17))
 
 

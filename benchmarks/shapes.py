@@ -101,7 +101,7 @@ def workload(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--response", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=32_768, help="tokens of a pass, of rlkit")
+    parser.add_argument("--tokens", type=int, default=32_768, help="tokens of a pass, on sides that count tokens")
     return parser
 
 

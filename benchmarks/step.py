@@ -1,7 +1,8 @@
-"""A whole training step on one GPU: rlkit beside TRL with colocated vLLM, and beside PPO written phase after phase.
+"""A whole training step on one GPU: rlkit beside TRL and verl with colocated vLLM, and PPO written phase after phase.
 
     python benchmarks/step.py [--algorithm grpo] [--shape 0.5b] [--groups 64] [--group 8] [--prompt 128]
                               [--response 512] [--sides rlkit trl] [--steps 3] [--micro 32] [--tokens 32768]
+    python benchmarks/step.py --sides rlkit verl [--verl-path FOLDER]
     python benchmarks/step.py --algorithm ppo --sides rlkit sequential
 
 All sides do the same work in one run: random weights of Qwen2's shapes, prompts and responses of fixed length, a KL
@@ -25,6 +26,7 @@ import torch
 import transformers
 from sequential import SequentialPPO
 from shapes import device_of_machine, header, model_of, prompts_of, spread, timed, tokenizer_of, workload
+from with_verl import add_options, verl_side
 
 from rlkit import ActorController, CriticController, GRPOTrainer, PPOTrainer, ReferenceController, RewardController
 
@@ -183,6 +185,7 @@ def sequential_side(options: argparse.Namespace, device: str) -> tuple[list[floa
 SIDES: dict[str, Callable[[argparse.Namespace, str], tuple[list[float], float, dict[str, list[float]]]]] = {
     "rlkit": rlkit_side,
     "trl": trl_side,
+    "verl": verl_side,
     "sequential": sequential_side,
 }
 
@@ -195,6 +198,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--generation", default="native")
     parser.add_argument("--sides", nargs="+", default=["rlkit", "trl"], choices=list(SIDES))
+    add_options(parser)
     options = parser.parse_args()
     device = device_of_machine()
     print(header())

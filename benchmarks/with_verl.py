@@ -2,8 +2,8 @@
 
     python benchmarks/step.py --sides rlkit verl [--verl-path FOLDER] [--verl-log FILE] [--verl-set KEY=VALUE ...]
 
-verl needs other versions of some packages than the other sides (`pip install "verl[vllm]==0.9.1" liger-kernel`, and no
-TRL), so it may live in a folder that `--verl-path` names. Without flash-attn it attends through SDPA, row by row.
+verl needs other versions of some packages than the other sides (`pip install "verl[vllm]==0.9.1"`; TRL 1.16 must not
+be there), so it may live in a folder that `--verl-path` names. Without flash-attn it attends through SDPA, row by row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from shapes import model_of, prompts_of, tokenizer_of
 
 from rlkit.errors import RlkitError
 
-PACKAGES = '"verl[vllm]==0.9.1" liger-kernel'
 NEEDED = ("verl", "vllm", "ray", "transfer_queue", "hydra", "tensordict", "torchdata", "codetiming")
 """Modules that verl's process imports for this run."""
 
@@ -64,8 +63,8 @@ def settings(options: argparse.Namespace, folder: Path, flash_attention: bool) -
     """Arguments of `main_ppo`: what differs from verl's defaults.
 
     Log-probs of the rollout serve as the old ones, which saves a pass. No layer is recomputed; the reference is in bf16
-    and takes twice the tokens of a pass, as it keeps no activations. Log-probs come from fused kernels (Liger's, or
-    torch's where it is missing): without flash-attn verl else takes them token by token.
+    and takes twice the tokens of a pass, as it keeps no activations. Log-probs come from "fused kernels" (chunks of the
+    head's product): without flash-attn verl else takes the log-softmax token by token.
     """
     attention, role = "flash_attention_2" if flash_attention else "sdpa", "actor_rollout_ref"
     rows = options.groups * options.group
@@ -77,7 +76,7 @@ def settings(options: argparse.Namespace, folder: Path, flash_attention: bool) -
     {role}.model.path={folder}/model {role}.model.tokenizer_path={folder}/tokenizer
     +{role}.rollout.engine_kwargs.vllm.tokenizer={folder}/tokenizer
     {role}.model.use_remove_padding={flash_attention} +{role}.model.override_config.attn_implementation={attention}
-    {role}.model.use_fused_kernels=True {role}.model.fused_kernel_options.impl_backend=liger
+    {role}.model.use_fused_kernels=True
     {role}.actor.optim.lr=1e-6 {role}.actor.ppo_mini_batch_size={options.groups}
     {role}.actor.use_dynamic_bsz=True {role}.actor.ppo_max_token_len_per_gpu={options.tokens}
     {role}.actor.use_kl_loss=True {role}.actor.kl_loss_coef=0.04
@@ -132,7 +131,7 @@ def verl_side(options: argparse.Namespace, device: str) -> tuple[list[float], fl
         found = modules_of(environment)
         if missing := [module for module in NEEDED if module not in found]:
             raise RlkitError(
-                f"verl cannot run: {', '.join(missing)} not found. `pip install {PACKAGES}`, or into a folder "
+                f'verl cannot run: {", ".join(missing)} not found. `pip install "verl[vllm]==0.9.1"`, or into a folder '
                 "of its own (`pip install --target FOLDER ...`) and give --verl-path FOLDER."
             )
         write_inputs(options, folder)

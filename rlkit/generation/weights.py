@@ -89,21 +89,24 @@ class _Walk:
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
         self._dicts: list[dict[str, Any]] = [each for m in modules for each in (m._modules, m._parameters, m._buffers)]
+        self._sizes = list(map(len, self._dicts))
+        self._filled = list(filter(None, self._dicts))  # three in ten, and the only ones with something to read
         self._objects, self._named = self._contents(), self._keys()
         self.found = None if any(map(_is_adapter, modules)) else _in_place(model)
         self._traits = self._read()
 
     def holds(self) -> bool:
-        now = self._contents()
-        same = len(now) == len(self._objects) and all(map(operator.is_, now, self._objects))
+        if list(map(len, self._dicts)) != self._sizes:
+            return False
+        same = all(map(operator.is_, self._contents(), self._objects))
         return same and self._keys() == self._named and self._read() == self._traits
 
     def _contents(self) -> list[Any]:
         values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
-        return list(chain.from_iterable(map(values, self._dicts)))
+        return list(chain.from_iterable(map(values, self._filled)))
 
     def _keys(self) -> list[str]:
-        return list(chain.from_iterable(self._dicts))
+        return list(chain.from_iterable(self._filled))
 
     def _read(self) -> list[list[Any]]:
         """Where the weights lie, their shapes and strides; another dtype of the same shape lies elsewhere."""

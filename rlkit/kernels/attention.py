@@ -67,13 +67,16 @@ if find_spec("triton") is not None:
         has_second = row + 1 < count
         second = tl.where(has_second, row + 1, row)
         here, second_here = tl.load(place + row).to(tl.int32), tl.load(place + second).to(tl.int32)
-        first, second_first = tl.load(begin + row).to(tl.int32), tl.load(begin + second).to(tl.int32)
-        own, second_own = tl.load(prompt_end + row).to(tl.int32), tl.load(prompt_end + second).to(tl.int32)
+        begins, second_begins = tl.load(begin + row).to(tl.int32), tl.load(begin + second).to(tl.int32)
+        prompt_ends, second_prompt_ends = (
+            tl.load(prompt_end + row).to(tl.int32),
+            tl.load(prompt_end + second).to(tl.int32),
+        )
         from_slot, second_from = tl.load(source + row), tl.load(source + second)
 
         asker = tl.where(is_second, second, row)
         asked = query + asker[:, None] * query_stride + (head * GROUP + in_row[:, None]) * WIDTH
-        angle = tl.where(is_second, second_here - second_first, here - first) * WIDTH
+        angle = tl.where(is_second, second_here - second_begins, here - begins) * WIDTH
         asks = ((in_row < GROUP) & (row + is_second.to(tl.int64) < count))[:, None] & across[None, :]
         q = _turned(asked, angle[:, None], cos, sin, asks, half, WIDTH, lane[None, :])
         q = q.to(query.dtype.element_ty)
@@ -87,7 +90,7 @@ if find_spec("triton") is not None:
             for each in tl.static_range(2):
                 at = row if each == 0 else second
                 column = here if each == 0 else second_here
-                turn = (here - first if each == 0 else second_here - second_first) * WIDTH
+                turn = (here - begins if each == 0 else second_here - second_begins) * WIDTH
                 new = key + at * key_stride + head * WIDTH
                 k = _turned(new, turn, cos, sin, across, half, WIDTH, lane).to(keys.dtype.element_ty)
                 v = tl.load(value + at * value_stride + head * WIDTH + lane, mask=across, other=0.0)
@@ -100,16 +103,16 @@ if find_spec("triton") is not None:
                 total = tl.where(mine[:, None], v.to(tl.float32)[None, :], total)
             mass += 1.0
 
-        # Columns one after another: the prompt of both, or of each, then what the first has of its own, and the second.
-        both = (from_slot == second_from) & (first == second_first) & (own == second_own)
-        end_prompt = own - first
-        end_prompts = tl.where(both, end_prompt, end_prompt + second_own - second_first)
-        end_first = end_prompts + here - own
-        end = tl.where(has_second, end_first + second_here - second_own, end_first)
-        in_prompt = from_slot * row_stride + of_head + first * column_stride
-        in_second_prompt = second_from * row_stride + of_head + (second_first - end_prompt) * column_stride
-        in_first = row * row_stride + of_head + (own - end_prompts) * column_stride
-        in_second = second * row_stride + of_head + (second_own - end_first) * column_stride
+        # Columns in a line: [prompt of both or of the first | of the second | what the first has written | the second].
+        both = (from_slot == second_from) & (begins == second_begins) & (prompt_ends == second_prompt_ends)
+        end_prompt = prompt_ends - begins
+        end_prompts = tl.where(both, end_prompt, end_prompt + second_prompt_ends - second_begins)
+        end_first = end_prompts + here - prompt_ends
+        end = tl.where(has_second, end_first + second_here - second_prompt_ends, end_first)
+        in_prompt = from_slot * row_stride + of_head + begins * column_stride
+        in_second_prompt = second_from * row_stride + of_head + (second_begins - end_prompt) * column_stride
+        in_first = row * row_stride + of_head + (prompt_ends - end_prompts) * column_stride
+        in_second = second * row_stride + of_head + (second_prompt_ends - end_first) * column_stride
         share = tl.cdiv(tl.cdiv(end, splits), COLUMNS) * COLUMNS
         low = split * share
         high = tl.minimum(low + share, end)
@@ -134,7 +137,7 @@ if find_spec("triton") is not None:
             total = total * shrink[:, None] + tl.dot(shares.to(exact), v.to(exact), input_precision="ieee")
             peak = higher
 
-        is_last = True
+        is_last = True  # known when this is compiled, unless programs share the rows
         if SHARED:
             # Whoever comes last joins what all found, in their order, so that the result is the same every time.
             part = (number * splits + split).to(tl.int64) * QUERIES + member

@@ -113,12 +113,13 @@ class GraphedDecoder:
             t += 1
 
         while True:
-            last = t - oldest >= steps - 1
-            if t % LOOK_EVERY == 0 or t == 1 or last:
+            all_end = t - oldest >= steps - 1
+            if t % LOOK_EVERY == 0 or t == 1 or all_end:
                 running, arrived = self._asked(rows)
-                if self.overlaps and t > 0 and not last:
+                if self.overlaps and t > 0 and not all_end:
                     take_step()
                 arrived()
+                oldest = int(begun[running].min()) if running.any() else t
                 if on_finished is not None:
                     self._report(buffers, rows, params, told, on_finished, admitted)
                 free = (~running).nonzero().flatten()
@@ -133,7 +134,6 @@ class GraphedDecoder:
                     continue
                 if not running.any():
                     break
-                oldest = int(begun[running].min())
                 if admitted == count and (size := _rows_for(int(running.sum()))) < len(rows):
                     begun = self._shrink(rows, running, begun, size, width + t - oldest)
                     rows = rows.first(size)

@@ -82,7 +82,7 @@ def test_late_looks_change_nothing(family: str, tokens: int, slots: int, every: 
 
     small = {"LOOK_EVERY": every, "LEAD": lead, "ROW_STEP": 1, "WIDTH_STEP": 2, "REFILL": 4}
     with (
-        patch.object(Graphs, "run", lambda self, name, compute, changing: compute()),
+        patch.object(Graphs, "run", lambda self, name, compute, *_, **__: compute()),
         patch.object(GraphedDecoder, "_asked", as_it_was),
         patch.object(GraphedDecoder, "_forward", in_reach),
         patch.multiple(graphed, **small),
@@ -110,7 +110,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("token")
         forward(self, *arguments)
 
-    monkeypatch.setattr(Graphs, "run", lambda self, name, compute, changing: compute())
+    monkeypatch.setattr(Graphs, "run", lambda self, name, compute, *_, **__: compute())
     monkeypatch.setattr(GraphedDecoder, "_asked", watched)
     monkeypatch.setattr(GraphedDecoder, "_forward", stepped)
     monkeypatch.setattr(graphed, "LOOK_EVERY", 4)

@@ -183,7 +183,7 @@ def attend_new_token(
     holds the same there, the rest from its own. Rows of one prompt so read it from one place, which the GPU's cache
     serves, and two neighbours of one prompt read it once. The softmax runs over blocks of columns (Milakov & Gimelshein
     2018); where rows are few, several programs share the columns of two, and the last to finish joins what they found.
-    Scores and sums are float32; float64 is rounded to it.
+    Scores and sums are float32; float64 is rounded to it. A value that is not finite reaches its neighbour's row too.
 
     Args:
         query: (B, heads * D), each row contiguous.

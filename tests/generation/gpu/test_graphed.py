@@ -167,6 +167,18 @@ def test_running_rows_decode_on_while_new_ones_are_prepared(monkeypatch: pytest.
         assert all(after - before >= 3 for before, after in itertools.pairwise(begun))
 
 
+def test_rows_that_move_keep_when_they_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed, "ROW_STEP", 1)
+    model = family_model("llama")
+    decoder = GraphedDecoder(model, cache_argument(model) or "", 2, graphs=False)
+    rows = decoder._buffers_for(5, 8, 4).rows
+    rows.row.copy_(torch.arange(5))
+    running = torch.tensor([False, True, False, True, True])
+    begun = decoder._shrink(rows, running, torch.tensor([5, 1, 7, 2, 3]), 3, 8)
+    assert begun.tolist() == [2, 1, 3]
+    assert rows.row[:3].tolist() == [3, 1, 4]
+
+
 def test_a_row_samples_the_same_in_any_number_of_slots() -> None:
     model = family_model("llama")
     ids, mask = (part.repeat_interleave(5, 0) for part in prompts())

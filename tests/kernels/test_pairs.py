@@ -105,18 +105,25 @@ def test_each_row_reads_its_own_columns_and_no_others(rows: list[Row], share: in
     torch.testing.assert_close(stored, after, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-def test_heads_may_lie_further_apart_than_32_bits_count() -> None:
-    """Rows of a million columns: the third head begins 2**31 elements after the first. Untouched memory costs none."""
+def reserved(count: int) -> Tensor:
+    """(count,) float16 of any content."""
     if DEVICE.type == "cuda":
-        pytest.skip("memory of a GPU is not given piece by piece")
-    apart = 1 << 30
+        return torch.empty(count, dtype=torch.float16, device=DEVICE)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # Linux' MAP_NORESERVE, which Python has no name for yet
-    memory = torch.frombuffer(mmap.mmap(-1, 4 * 2 * apart + 4096, flags), dtype=torch.float16)
+    return torch.frombuffer(mmap.mmap(-1, 2 * count, flags), dtype=torch.float16)
+
+
+def test_heads_may_lie_further_apart_than_32_bits_count() -> None:
+    """The third head begins 2**31 elements after the first: 8 GiB of a GPU; on a host untouched memory costs none."""
+    apart = 1 << 30
+    memory = reserved(4 * apart + 2048)
     # Were the distance counted in 32 bits, it would lead so far back from the first head.
     stored = memory.as_strided((2, 1, 3, 2, 16), (1024, 3 * apart, apart, 16, 1), 2 * apart)
-    query, key, value = (torch.randn(1, 48, generator=torch.Generator().manual_seed(n)).half() for n in range(3))
-    turns = torch.tensor([1.0, 0.0])[:, None, None].expand(2, 2, 16).contiguous()
-    begin, place = torch.zeros(2, 1, dtype=torch.int64)
+    query, key, value = (
+        torch.randn(1, 48, generator=torch.Generator().manual_seed(n)).half().to(DEVICE) for n in range(3)
+    )
+    turns = torch.tensor([1.0, 0.0], device=DEVICE)[:, None, None].expand(2, 2, 16).contiguous()
+    begin, place = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE)
     arrivals = attention.no_arrivals(DEVICE)
     out = attention.attend_new_token(query, key, value, *turns, stored, begin, begin, begin, place, 1.0, arrivals)
     assert torch.equal(out, value)

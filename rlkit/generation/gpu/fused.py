@@ -38,16 +38,20 @@ class FusedLayer(LlamaLayer):
         `cos` and `sin` (positions, D) are tables; the sine has the sign of the rotated half. `arrivals` is what
         `attend_new_token` takes.
         """
+        query, key, value = self.projected(normed, stored.shape[-1])
+        where = rows.begin, rows.prompt_end, rows.source, rows.place
+        scale = self.attention.scaling
+        return self.out(attend_new_token(query, key, value, cos, sin, stored, *where, scale, arrivals))
+
+    def projected(self, normed: Tensor, width: int) -> tuple[Tensor, ...]:
+        """Queries (N, heads * D), keys and values (N, key heads * D) of tokens (N, H), not rotated; D is `width`."""
         query, key, value = self.projections(normed)
         if self.head_norms is not None:
-            width = stored.shape[-1]
             query, key = (
                 normalise(norm, x.reshape(len(x), -1, width)).flatten(1)
                 for norm, x in zip(self.head_norms, (query, key), strict=True)
             )
-        where = rows.begin, rows.prompt_end, rows.source, rows.place
-        scale = self.attention.scaling
-        return self.out(attend_new_token(query, key, value, cos, sin, stored, *where, scale, arrivals))
+        return query, key, value
 
     def feed_forward(self, normed: Tensor) -> Tensor:
         gate, up = self.gate_and_up(normed)

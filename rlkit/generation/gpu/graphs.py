@@ -46,15 +46,15 @@ class Graphs:
             at_first: False captures when a name comes for the second time, for what may never come again.
         """
         graph = self.captured.get(name)
-        is_due = at_first or name in self._seen
-        self._seen.add(name)
-        if graph is None and self.active and is_due:
+        if graph is None and self.active and (at_first or name in self._seen):
             try:
                 graph = self.captured[name] = self._capture(compute, changing)
             except RuntimeError as error:
                 if any(is_out_of_memory(cause) for cause in _chain(error)):
                     raise
                 self._go_on_without(error)
+        elif graph is None:
+            self._seen.add(name)
         if graph is None:
             compute()
         else:

@@ -16,7 +16,6 @@ from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.gpu.fused import FusedLayer, add_and_normalise
 from rlkit.generation.gpu.steps import FusedStep, Step
 from rlkit.generation.llama import normalise
-from rlkit.kernels.gates import silu_times
 from rlkit.kernels.rotary import rotated
 
 __all__ = ["FusedPrefill", "ModelPrefill", "Prefill", "prefill_of"]
@@ -103,9 +102,7 @@ class FusedPrefill:
             if layer is layers[-1]:  # only a prompt's last token has something to say from here on
                 x, attended = (part.view(count, width, -1)[:, -1] for part in (x, attended))
             x, normed = add_and_normalise(x, layer.out(attended), layer.norm)
-            gate, up = layer.gate_and_up(normed)
-            gated = silu_times(gate, up) if layer.is_silu else layer.activation(gate) * up
-            x, normed = add_and_normalise(x, layer.down(gated), after)
+            x, normed = add_and_normalise(x, layer.feed_forward(normed), after)
         _spread(kept, stored[..., :width, :], slots, row_of)
         logits: Tensor = self.step.head(normed)
         return logits
@@ -123,12 +120,7 @@ def _heads(
     layer: FusedLayer, normed: Tensor, cos: Tensor, sin: Tensor, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries (u, P, heads, D), rotated keys and values (u, P, key heads, D) of normed tokens (u * P, H)."""
-    query, key, value = layer.projections(normed)
-    if layer.head_norms is not None:
-        query, key = (
-            normalise(norm, x.view(len(x), *shape[2:])).flatten(1)
-            for norm, x in zip(layer.head_norms, (query, key), strict=True)
-        )
+    query, key, value = layer.projected(normed, shape[-1])
     turned = rotated(_beside(query, key).view(len(normed), *shape[2:]), cos, sin)
     heads = query.shape[1] // shape[-1]
     return turned[:, :heads].view(shape), turned[:, heads:].view(shape), value.view(shape)

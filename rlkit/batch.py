@@ -133,6 +133,14 @@ class RolloutBatch:
         mask: Tensor = self["response_mask"]
         return mask.sum(1)
 
+    @property
+    def drawn_at_random(self) -> Tensor:
+        """(B,) bool: false for responses that took the likeliest token throughout; all true where nothing says so."""
+        if "temperatures" not in self:
+            return torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
+        temperatures: Tensor = self["temperatures"]
+        return temperatures > 0
+
     def sampled(self, temperature: float = 1.0) -> Sampled:
         """What each row was sampled from, which its log-probs belong to.
 

@@ -54,9 +54,7 @@ class Estimator(Controller):
         Responses that were sampled greedily are left out: their distribution is one token, whose probability cannot
         change. They neither give a gradient nor count where a loss is a mean over tokens.
         """
-        mask: Tensor = batch.response_mask & batch.reward_valid.unsqueeze(1)
-        if "temperatures" in batch:
-            mask = mask & (batch.temperatures > 0).unsqueeze(1)
+        mask: Tensor = batch.response_mask & (batch.reward_valid & batch.drawn_at_random).unsqueeze(1)
         if self.live.config.mask_truncated:
             mask = mask & ~truncated(batch).unsqueeze(1)
         return mask & batch.correction_mask if self.corrected else mask

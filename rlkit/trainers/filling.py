@@ -53,7 +53,7 @@ def require_sampled(batch: RolloutBatch, config: TrainerConfig) -> None:
     Raises:
         DataError: no response of the batch was sampled, so that no probability in it can change.
     """
-    if bool((batch.temperatures > 0).any()):
+    if bool(batch.drawn_at_random.any()):
         return
     lengths = batch.attention_mask.sum(1)
     raise DataError(

@@ -28,9 +28,9 @@ def measure(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
         for name, value in trainer.prompts.metrics().items():
             tracker.add(name, value)
     if "ref_logprobs" in batch:
-        kl = reference_kl(batch)
-        tracker.add_sum_count("kl/per_token", kl.sum(), batch.response_lengths.sum())
-        tracker.add_sum_count("kl/per_response", kl.sum(), batch.batch_size)
+        kl, drawn = reference_kl(batch), batch.drawn_at_random
+        tracker.add_sum_count("kl/per_token", kl.sum(), batch.response_lengths[drawn].sum())
+        tracker.add_sum_count("kl/per_response", kl.sum(), drawn.sum())
         tracker.add("kl/coef", trainer.config.kl_coef)
 
 
@@ -71,7 +71,7 @@ def _measure_responses(trainer: RolloutTrainer, batch: RolloutBatch) -> None:
     tracker.add_sum_count("rollout/tokens", lengths.sum(), 1)
     tracker.add_sum_count("rollout/response_length", lengths.sum(), batch.batch_size)
     if trainer.config.adaptive_sampling:
-        tracker.add_sum_count("rollout/greedy_fraction", (batch.temperatures == 0).sum(), batch.batch_size)
+        tracker.add_sum_count("rollout/greedy_fraction", (~batch.drawn_at_random).sum(), batch.batch_size)
     cut = sum(reason == "length" for reason in batch.finish_reasons)
     tracker.add_sum_count("rollout/truncated_fraction", cut, batch.batch_size)
     repeated, bigrams = repeated_bigrams(batch)
@@ -93,7 +93,10 @@ def repeated_bigrams(batch: RolloutBatch) -> tuple[int, int]:
 
 
 def reference_kl(batch: RolloutBatch) -> Tensor:
-    """(B,T) k3 estimate of the KL from the policy that sampled to the reference, in nats; 0 off the response."""
+    """(B,T) k3 estimate of the KL from the policy that sampled to the reference, in nats; 0 off the response.
+
+    It is 0 in greedy responses too, where policy and reference give the token that was taken a probability of 1.
+    """
     policy = batch.logprobs if "logprobs" in batch else batch.rollout_logprobs
     kl: Tensor = kl_estimate(policy, batch.ref_logprobs, "k3") * batch.response_mask
     return kl

@@ -128,7 +128,7 @@ class PolicyObjective:
 
     def _measure_gaps(self, logprobs: Tensor, old: Tensor, part: RolloutBatch) -> None:
         """How far the first forward of the update lies from the scores before it, and from the sampler's."""
-        mask = part.response_mask
+        mask = part.response_mask & part.drawn_at_random.unsqueeze(1)
         drift = ((logprobs - old).abs() * mask).max()
         gap = (logprobs - part.rollout_logprobs).abs() * mask
         self.tracker.add("train/first_ratio_max_abs_log", drift)

@@ -207,7 +207,7 @@ class RolloutTrainer(Trainer):
         """Moves an adaptive KL coefficient towards its target, and tells the curriculum what came of the step."""
         config = self.config
         if config.kl_target is not None and self.reference is not None:
-            kl = float(reference_kl(batch).sum()) / batch.batch_size
+            kl = float(reference_kl(batch).sum()) / int(batch.drawn_at_random.sum())
             coef = adapt_kl_coef(config.kl_coef, kl, config.kl_target, config.kl_horizon, batch.batch_size)
             self.config = config.replace_live({"kl_coef": coef})
 

@@ -100,6 +100,25 @@ def test_truncation_of_all_rows_leaves_no_gap(cut: dict[str, Any]) -> None:
     assert "rollout/greedy_fraction" not in metrics
 
 
+def test_metrics_of_what_was_sampled_leave_greedy_rows_out() -> None:
+    """They are means over the tokens and responses that were drawn at random."""
+    twins = [grpo(reference=True, kl_coef=0.1) for _ in range(2)]
+    for trainer in twins:
+        noise = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in trainer.reference.model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
+    metrics, batch = twins[0].step().metrics, gathered(twins[1])
+    drawn = batch.temperatures > 0
+    assert drawn.tolist().count(False) == 4
+    apart = batch.select(drawn)
+    ratio = (apart.ref_logprobs - apart.rollout_logprobs) * apart.response_mask
+    kl = (ratio.exp() - 1 - ratio).sum()
+    assert float(kl) > 1e-2
+    assert metrics["kl/per_response"] == pytest.approx(float(kl) / 8, rel=1e-4)
+    assert metrics["kl/per_token"] == pytest.approx(float(kl / apart.response_mask.sum()), rel=1e-4)
+
+
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 def test_greedy_rows_are_not_learned_from(aggregation: str) -> None:
     """The gradient is that of the other rows by themselves, whatever the greedy ones are rewarded with."""

@@ -7,10 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
-
 from rlkit.batch import RolloutBatch
-from rlkit.collate import DataCollector
 from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.base import Controller
@@ -18,8 +15,8 @@ from rlkit.controllers.critic import CriticController
 from rlkit.controllers.hosted import HostedController
 from rlkit.controllers.reference import ReferenceController
 from rlkit.controllers.reward import RewardController
-from rlkit.curriculum import Curriculum, CurriculumSource
-from rlkit.data import OPENINGS, PromptSource
+from rlkit.curriculum import CurriculumSource
+from rlkit.data import PromptSource
 from rlkit.dataflow import Dataflow
 from rlkit.engines.train import TrainEngine
 from rlkit.errors import ConfigError
@@ -28,6 +25,7 @@ from rlkit.generation.choice import generator_for
 from rlkit.pipeline import Pipeline
 from rlkit.rewards import RewardWeights
 from rlkit.schedules import adapt_kl_coef
+from rlkit.trainers.aspects import rollout_aspects
 from rlkit.trainers.assemble import complete, normalization_of
 from rlkit.trainers.base import LivePart, Trainer, new_learner
 from rlkit.trainers.feedback import feedback_engines, feedback_lessons, feedback_shares, let_learn
@@ -36,6 +34,7 @@ from rlkit.trainers.learner import Lesson
 from rlkit.trainers.measure import measure, reference_kl, rollout_table
 from rlkit.trainers.nodes import GreedyBaseline, PolicyScores, RewardMix, RolloutCorrection
 from rlkit.trainers.objectives import PolicyObjective
+from rlkit.trainers.prompts import draw_prompts, open_prompts
 from rlkit.trainers.runnable import Stateful
 from rlkit.trainers.terms import RewardOfStep, RewardTerms
 
@@ -167,20 +166,8 @@ class RolloutTrainer(Trainer):
         return {"prompts": self.prompts, "reward_weights": self.terms, "learner": self.learner}
 
     def aspects(self) -> set[str]:
-        config = self.config
-        found = super().aspects() | {"policy", "sampling"}
-        if config.adaptive_sampling:
-            found.add("adaptive sampling")
-        if config.policy_loss not in ("sapo", "dro", "gpg"):
-            found.add("clip")
-        found |= {"dual clip"} if config.policy_loss == "ppo" else {config.policy_loss.split("-")[0]}
-        if self.critic is not None or config.advantage_estimator == "reinforce++":
-            found.add("discount")
-        if config.correction_weights != "none":
-            found.add("correction")
-        if config.rejection != "none":
-            found.add("rejection by band" if config.rejection_kind == "k1" else "rejection by limit")
-        return found | ({"feedback"} if self._learning else set())
+        feedback = {"feedback"} if self._learning else set()
+        return super().aspects() | rollout_aspects(self.config, self.critic is not None) | feedback
 
     def live_parts(self) -> dict[str, LivePart]:
         curriculum = {"curriculum": self.prompts} if isinstance(self.prompts, CurriculumSource) else {}
@@ -255,11 +242,7 @@ class RolloutTrainer(Trainer):
         return generator_for(self.config, actor.generator, actor.model, actor.pad_token_id, context)
 
     def _open(self, prompts: Any, seed: int) -> PromptSource | CurriculumSource:
-        """A source of prompts within the model's context."""
-        if isinstance(prompts, Curriculum):
-            return prompts.open(self.actor.tokenizer, seed, self.longest_prompt())
-        given = OPENINGS if prompts is None else prompts
-        return PromptSource(given, self.actor.tokenizer, seed=seed, max_prompt_length=self.longest_prompt())
+        return open_prompts(prompts, self.actor, seed, self.longest_prompt())
 
     @property
     def _stage_rewards(self) -> Any:
@@ -268,17 +251,8 @@ class RolloutTrainer(Trainer):
 
     def draw(self, source: PromptSource | CurriculumSource | None = None, count: int | None = None) -> RolloutBatch:
         """The next prompts, each repeated `group_size` times, on the actor's device."""
-        rows = (source or self.prompts).next(count or self.config.prompts_per_step)
-        batch = RolloutBatch(
-            {
-                **DataCollector(self.actor.pad_token_id).collate_prompts([row.ids for row in rows]),
-                "prompts": [row.text for row in rows],
-                "columns": [row.columns for row in rows],
-                "rows": torch.tensor([row.index for row in rows]),
-                "groups": torch.arange(len(rows)),
-            }
-        )
-        return batch.select(torch.arange(len(rows)).repeat_interleave(self.config.group_size)).to(self.actor.device)
+        count = count or self.config.prompts_per_step
+        return draw_prompts(source or self.prompts, count, self.config.group_size, self.actor)
 
     # Rewards
 

@@ -37,7 +37,7 @@ def distinct_words(responses: list[str]) -> list[float]:
 
 
 def rlkit_trainer(options: argparse.Namespace, device: str) -> Any:
-    """rlkit's side, at its defaults for a GPU."""
+    """rlkit's side, at its defaults for a GPU but for the tokens of a pass."""
     tokenizer = tokenizer_of()
 
     def model() -> Any:

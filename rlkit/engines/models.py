@@ -12,6 +12,7 @@ from rlkit.errors import ModelError
 
 __all__ = [
     "context_length",
+    "hidden_size",
     "load_causal_lm",
     "load_sequence_classifier",
     "load_tokenizer",

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from shapes import BANDWIDTH, SHAPES, VOCABULARY, device_of_machine, header, model_of, timed, tokenizer_of
+from shapes import SHAPES, VOCABULARY, decoding_bound, device_of_machine, header, model_of, timed, tokenizer_of
 from torch import Tensor
 
 from rlkit.engines.forward import cache_argument
@@ -39,16 +39,6 @@ def prompts_of(rows: int, width: int, device: str) -> Tensor:
     """Prompts (rows, width), each eight times."""
     distinct = torch.randint(1, VOCABULARY, (max(rows // 8, 1), width), generator=torch.Generator().manual_seed(0))
     return distinct.repeat_interleave(8, 0)[:rows].to(device)
-
-
-def bound(model: Any, rows: int, prompt: int, response: int) -> float:
-    """Least seconds of one token step: weights once, and the cache of the rows as it is on average."""
-    config = model.config
-    size = next(model.parameters()).element_size()
-    weights = sum(p.numel() for p in model.parameters()) * size
-    head = config.hidden_size // config.num_attention_heads
-    cache = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size
-    return (weights + rows * (prompt + response / 2) * cache) / BANDWIDTH
 
 
 def native(model: Any, ids: Tensor, response: int) -> Callable[[], int]:
@@ -159,7 +149,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--response", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--engines", nargs="+", default=["native", "ragged", "transformers"])
+    engines = [*OWN, "rlkit-vllm", "vllm", "vllm-text"]
+    parser.add_argument("--engines", nargs="+", default=["native", "ragged", "transformers"], choices=engines)
     options = parser.parse_args()
     device = device_of_machine()
     print(header())
@@ -168,7 +159,7 @@ def main() -> None:
     model = model_of(options.shape, device).requires_grad_(False)
     for rows in options.rows:
         ids = prompts_of(rows, options.prompt, device)
-        least = bound(model, rows, options.prompt, options.response)
+        least = decoding_bound(model, rows, options.prompt, options.response)
         for engine in options.engines:
             given, generator = (ids, options.response), None
             with tempfile.TemporaryDirectory() as folder:

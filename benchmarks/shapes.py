@@ -73,6 +73,16 @@ def prompts_of(count: int, tokens: int) -> list[str]:
     return [" ".join(f"w{token}" for token in row) for row in ids.tolist()]
 
 
+def decoding_bound(model: Any, rows: int, prompt: int, response: int) -> float:
+    """Least seconds of one token step: weights once, and the cache of the rows as it is on average."""
+    config = model.config
+    size = next(model.parameters()).element_size()
+    weights = sum(p.numel() for p in model.parameters()) * size
+    head = config.hidden_size // config.num_attention_heads
+    cache = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size
+    return (weights + rows * (prompt + response / 2) * cache) / BANDWIDTH
+
+
 def training_flops(model: Any, tokens: int, pairs: int) -> float:
     """Operations of a forward and a backward pass: 6 a weight and token, 12 a pair and width of attention.
 
@@ -108,7 +118,11 @@ def workload(description: str) -> argparse.ArgumentParser:
 def header() -> str:
     """Versions and hardware, the first line of every table."""
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    others = [f"{name} {version}" for name in ("trl", "vllm", "flash-attn") if (version := installed_version(name))]
+    others = [
+        f"{name} {version}"
+        for name in ("trl", "vllm", "flash-attn", "liger-kernel")
+        if (version := installed_version(name))
+    ]
     own = [f"rlkit {rlkit.__version__}", f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
     return ", ".join([*own, *others, card])
 

@@ -7,8 +7,8 @@
 
 All sides do the same work in one run: random weights of Qwen2's shapes, prompts and responses of fixed length, a KL
 reference, one update, float32 master weights with bf16 arithmetic. PPO has a critic and a reward model of the same
-shape besides. Prints median and spread of the steady state (the first step is left out), response tokens a second, the
-peak of what the process allocated, and where rlkit's step goes.
+shape besides. Prints the least time that an H200 allows, median and spread of the steady state (the first step is left
+out), response tokens a second, the peak of what the process allocated, and where rlkit's step goes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,20 @@ from typing import Any
 import torch
 import transformers
 from sequential import SequentialPPO
-from shapes import device_of_machine, header, model_of, prompts_of, spread, timed, tokenizer_of, workload
+from shapes import (
+    PEAK_FLOPS,
+    causal_pairs,
+    decoding_bound,
+    device_of_machine,
+    header,
+    model_of,
+    prompts_of,
+    spread,
+    timed,
+    tokenizer_of,
+    training_flops,
+    workload,
+)
 from with_verl import add_options, verl_side
 
 from rlkit import ActorController, CriticController, GRPOTrainer, PPOTrainer, ReferenceController, RewardController
@@ -37,7 +50,7 @@ def distinct_words(responses: list[str]) -> list[float]:
 
 
 def rlkit_trainer(options: argparse.Namespace, device: str) -> Any:
-    """rlkit's side, at its defaults for a GPU."""
+    """rlkit's side, at its defaults for a GPU but for the tokens of a pass."""
     tokenizer = tokenizer_of()
 
     def model() -> Any:
@@ -190,6 +203,25 @@ SIDES: dict[str, Callable[[argparse.Namespace, str], tuple[list[float], float, d
 }
 
 
+PEERS = {"grpo": ["trl", "verl"], "ppo": ["sequential"]}
+"""Sides that know an algorithm, beside rlkit."""
+
+
+def bounds(options: argparse.Namespace) -> tuple[float, float]:
+    """Least seconds of a step on an H200: sampling, by what is read from memory, and the rest, by its operations.
+
+    Of the rest only what no side can do without: a forward and backward pass of actor (and critic), and a forward pass
+    of the reference (and of critic and reward model), over responses and each distinct prompt once.
+    """
+    rows, model = options.groups * options.group, model_of(options.shape, "meta", torch.bfloat16, options.layers)
+    sampling = options.response * decoding_bound(model, rows, options.prompt, options.response)
+    repeated = (rows - options.groups) * causal_pairs([options.prompt], [0])
+    pairs = causal_pairs([options.prompt] * rows, [options.response] * rows) - repeated
+    update = training_flops(model, rows * options.response + options.groups * options.prompt, pairs) / PEAK_FLOPS
+    updates, forwards = (2, 3) if options.algorithm == "ppo" else (1, 1)
+    return sampling, update * (updates + forwards / 3)
+
+
 def main() -> None:
     """Prints the table."""
     parser = workload(__doc__.splitlines()[0])
@@ -197,16 +229,22 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=32, help="rows of a pass, on sides that count rows")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--generation", default="native")
-    parser.add_argument("--sides", nargs="+", default=["rlkit", "trl"], choices=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), help="by default rlkit and one peer")
     add_options(parser)
     options = parser.parse_args()
+    peers = PEERS[options.algorithm]
+    options.sides = options.sides or ["rlkit", peers[0]]
+    if odd := sorted(set(options.sides) - {"rlkit", *peers}):
+        parser.error(f"{', '.join(odd)} would run another algorithm than {options.algorithm}; take {', '.join(peers)}")
     device = device_of_machine()
     print(header())
     tokens = options.groups * options.group * options.response
     print(
         f"{options.algorithm}, {options.shape}, {options.groups} x {options.group}, prompt {options.prompt}, "
-        f"response {options.response}\n"
+        f"response {options.response}"
     )
+    sampling, rest = bounds(options)
+    print(f"an H200 allows {sampling + rest:.2f} s: {sampling:.2f} of sampling, {rest:.2f} of scoring and learning\n")
     print("| side | s a step | spread | response tokens/s | peak GiB | rlkit is faster by |\n|---|---|---|---|---|---|")
     ours: float | None = None
     for side in options.sides:

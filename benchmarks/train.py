@@ -38,6 +38,8 @@ from rlkit.collate import DataCollector
 from rlkit.engines import logprobs
 from rlkit.trainers.learner import Lesson
 
+WAYS = ("packed", "padded", "recompute", "compiled", "liger")
+
 
 def lengths_of(rows: int, response: int, ragged: bool) -> list[int]:
     """Response lengths: all the same, or log-normal with mean 256 and at most 1,024."""
@@ -117,7 +119,7 @@ def main() -> None:
     parser = workload(__doc__.splitlines()[0])
     parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ways", nargs="+", default=["packed", "padded", "recompute"])
+    parser.add_argument("--ways", nargs="+", default=["packed", "padded", "recompute"], choices=WAYS)
     options = parser.parse_args()
     device = device_of_machine()
     print(header())

@@ -15,7 +15,7 @@ def installed_version(distribution: str) -> str | None:
 def is_flash_attn_available() -> bool:
     """True when FlashAttention 2 can be used here: flash-attn >= 2.5 is installed, imports, and a CUDA GPU is present.
 
-    rlkit works without it: PyTorch's own scaled-dot-product attention is used instead.
+    rlkit works without it: on a GPU PyTorch's own variable-length attention is used instead.
     """
     found = installed_version("flash-attn")
     if found is None or find_spec("flash_attn") is None or _release(found) < (2, 5):

@@ -2,6 +2,7 @@
 
 import ast
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,15 @@ def violation(found: Import) -> str | None:
 def test_every_module_has_a_floor() -> None:
     homeless = {room(name) for name in modules()} - set(LEVEL) - set(OUTSIDE) - ROOT_NAMES
     assert not homeless, f"give {sorted(homeless)} a floor in tests/test_layers.py"
+
+
+def test_the_house_that_contributing_draws_has_every_floor() -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    drawn = text.split("## The house")[1].split("```")[1].strip().splitlines()
+    assert len(drawn) == len(FLOORS)
+    for line, floor in zip(drawn, FLOORS, strict=True):
+        names = set(line.split("  ")[0].split(", "))
+        assert names == {name for name in floor if not name.startswith("config_")}
 
 
 def test_imports_point_down() -> None:

@@ -17,7 +17,7 @@ _PURPOSES = {
     "notebook": "notebooks, widgets and plots",
     "lora": "LoRA adapters",
     "gpu": "vLLM generation, several GPUs or machines",
-    "flash-attn": "FlashAttention; without it attention runs through PyTorch's own kernels",
+    "flash-attn": "FlashAttention; without it attention runs through PyTorch's own",
 }
 _SHOWN = ("torch", "transformers", "tensordict", "jupyterlab", "ipykernel", "peft", "vllm", "ray", "flash-attn")
 
@@ -43,7 +43,8 @@ def _group(name: str, wanted: list[Requirement], *, needed: bool) -> Finding:
     """Whether all packages of a group are there in a version that fits."""
     missing = [r.name for r in wanted if installed_version(r.name) is None]
     unfit = [f"{r.name} {installed_version(r.name)} (needs {r.specifier})" for r in wanted if not fits(r)]
-    install = f"pip install '{DISTRIBUTION}{'' if needed else f'[{name}]'}'"
+    isolated = " --no-build-isolation" if name == "flash-attn" else ""  # it is compiled against the torch that is there
+    install = f"pip install{isolated} '{DISTRIBUTION}{'' if needed else f'[{name}]'}'"
     if len(missing) == len(wanted) and not needed:
         return Finding(name, f"not installed: {_PURPOSES[name]}", "note", install)
     if missing or unfit:

@@ -19,7 +19,7 @@ from rlkit.engines.fused import fused_modules
 from rlkit.engines.packing import Packed
 from rlkit.utils import is_flash_attn_available
 
-__all__ = ["attending_through", "packed_forward", "packs"]
+__all__ = ["attending_through", "current_layout", "packed_forward", "packs"]
 
 _NAME = "rlkit_packed"
 _HALF = (torch.bfloat16, torch.float16)
@@ -68,7 +68,7 @@ def attending_through(config: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def packed_forward(model: nn.Module, layout: Packed, part: nn.Module | None = None) -> Iterator[None]:
-    """Within it, the model's attention follows the layout, and modules are fused where they can be.
+    """Within it, the model's attention follows the layout, without dropout, and modules are fused where they can be.
 
     Args:
         model: its forward, or a part of it, runs within the block. Packed forwards of a process take turns.

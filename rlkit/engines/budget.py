@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlkit.errors import ModelError
 
-__all__ = ["Load", "TokenBudget", "is_out_of_memory"]
+__all__ = ["Load", "TokenBudget", "free_bytes", "is_out_of_memory"]
 
 _PROBE = 2048
 """Tokens of the first part, from which the memory of a token is learned."""
@@ -136,6 +136,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated on a device: on a GPU those that torch holds unused count, on the CPU the host's."""
     if device.type != "cuda":
         return psutil.virtual_memory().available
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

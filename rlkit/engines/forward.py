@@ -19,6 +19,7 @@ __all__ = [
     "bare_model",
     "cache_argument",
     "call_logits",
+    "device_of",
     "evaluation_mode",
     "forward_arguments",
     "logits_of",

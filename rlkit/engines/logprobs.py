@@ -17,7 +17,7 @@ from rlkit.engines.heads import pool_last
 from rlkit.engines.packing import pack, pack_sequences
 from rlkit.errors import ModelError
 
-__all__ = ["TokenScores", "last_logits", "response_scores", "response_states"]
+__all__ = ["EntropyMode", "TokenScores", "last_logits", "response_scores", "response_states"]
 
 EntropyMode = Literal["value", "differentiable"] | None
 

@@ -12,12 +12,12 @@ from rlkit.errors import ModelError
 
 __all__ = [
     "context_length",
+    "hidden_size",
     "load_causal_lm",
     "load_sequence_classifier",
     "load_tokenizer",
     "resolve_model",
     "same_tokenizer",
-    "stop_token_ids",
 ]
 
 
@@ -157,16 +157,6 @@ def same_tokenizer(a: Any, b: Any) -> bool:
     if any(getattr(a, name, None) != getattr(b, name, None) for name in special):
         return False
     return bool(a.get_vocab() == b.get_vocab())
-
-
-def stop_token_ids(model: nn.Module, tokenizer: Any = None) -> tuple[int, ...]:
-    """Tokens that end a response: those of the model's generation settings and the tokenizer's end of sequence."""
-    bare = bare_model(model)
-    found: set[int] = set()
-    for owner in (getattr(bare, "generation_config", None), getattr(bare, "config", None), tokenizer):
-        ids = getattr(owner, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or ())
-    return tuple(sorted(found))
 
 
 def context_length(model: nn.Module) -> int | None:

@@ -16,7 +16,17 @@ from rlkit.engines.forward import bare_model
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.skinny import SideBySide
 
-__all__ = ["LlamaDecoder", "LlamaLayer", "is_hooked", "is_llama_like", "moved_out", "normalise", "turns_of"]
+__all__ = [
+    "LlamaDecoder",
+    "LlamaLayer",
+    "add_and_normalise",
+    "is_hooked",
+    "is_llama_like",
+    "moved_out",
+    "normalise",
+    "norms_of",
+    "turns_of",
+]
 
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 

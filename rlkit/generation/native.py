@@ -51,7 +51,7 @@ class NativeGenerator:
         return Synced()
 
     def sleep(self) -> None:
-        """Nothing to do: buffers and graphs are small beside what training needs."""
+        """Nothing to do. On a GPU the key-value cache and its graphs stay, so that the next call captures nothing."""
 
     def wake(self) -> None:
         """Nothing to do, as for `sleep`."""

@@ -59,6 +59,16 @@ def test_extras_that_are_not_needed_are_no_fault(monkeypatch: pytest.MonkeyPatch
     assert by_name["gpu"].advice == "pip install 'rlkit-lab[gpu]'"
 
 
+def test_flash_attention_is_built_against_the_torch_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = packages.installed_version
+    monkeypatch.setattr(packages, "installed_version", lambda name: None if name == "flash-attn" else real(name))
+    monkeypatch.setattr(machine, "installed_version", {}.get)
+    monkeypatch.setattr(machine, "is_flash_attn_available", lambda: False)
+    (of_packages,) = (finding for finding in packages.findings() if finding.name == "flash-attn")
+    assert of_packages.advice == "pip install --no-build-isolation 'rlkit-lab[flash-attn]'"
+    assert machine._flash_attention().advice.startswith(of_packages.advice)
+
+
 def test_little_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_LITTLE_DISK", 1 << 60)
     disks = [finding for finding in machine.resources() if finding.name.startswith("disk")]

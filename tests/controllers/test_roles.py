@@ -36,6 +36,15 @@ def rollouts() -> RolloutBatch:
     )
 
 
+def test_stop_tokens_come_from_model_and_tokenizer() -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    assert ActorController(model, tokenizer).stop_token_ids == (2,)
+    model.generation_config.eos_token_id = [7, 2]
+    tokenizer.eos_token = "good"
+    actor = ActorController(model, tokenizer)
+    assert actor.stop_token_ids == actor.sampling.stop_token_ids == (2, 5, 7)
+
+
 def test_a_classifier_with_several_outputs_needs_a_label() -> None:
     with pytest.raises(ModelError, match=r"has 3 outputs.*label=0\.\.2"):
         RewardController(tiny_classifier(num_labels=3), tiny_tokenizer())

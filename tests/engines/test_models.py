@@ -17,7 +17,6 @@ from rlkit.engines.models import (
     load_tokenizer,
     resolve_model,
     same_tokenizer,
-    stop_token_ids,
 )
 from rlkit.errors import ModelError
 from tests.generation.models import Recurrent, family_model
@@ -138,15 +137,6 @@ def test_tokenizers_are_compared_by_ids() -> None:
     other_end = tiny_tokenizer()
     other_end.eos_token = "good"
     assert not same_tokenizer(tokenizer, other_end)
-
-
-def test_stop_tokens_come_from_model_and_tokenizer() -> None:
-    model, tokenizer = tiny_model(), tiny_tokenizer()
-    assert stop_token_ids(model) == (2,)
-    model.generation_config.eos_token_id = [7, 2]
-    tokenizer.eos_token = "good"
-    assert stop_token_ids(model, tokenizer) == (2, 5, 7)
-    assert stop_token_ids(Recurrent()) == ()
 
 
 def test_context_and_width_are_read_from_the_model() -> None:

@@ -185,8 +185,8 @@ def open_engine(folder: Path, device: torch.device, *, sleep: bool, arguments: d
         arguments: of `vllm.LLM`, beyond those that this file sets.
 
     Raises:
-        GenerationError: vLLM is not installed or is none of the versions known here, it computes on another kind of
-            device than the trainer, or it refuses the model or an argument.
+        GenerationError: vLLM is not installed or older than 0.26, it computes on another kind of device than the
+            trainer, or it refuses the model or an argument.
     """
     with process_state_kept():
         module, kind, transfer = _import()

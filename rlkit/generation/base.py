@@ -115,8 +115,8 @@ class Generator(Protocol):
         """Gives up what is not needed while the model is trained; a generator without such memory does nothing."""
         ...
 
-    def wake(self) -> None:
-        """Takes back the memory that `sleep` gave up. Its weights are lost: `sync` follows, or does both."""
+    def spare(self) -> bool:
+        """Gives up memory that is kept for speed alone, when memory runs out elsewhere; whether there was any."""
         ...
 
     def release(self) -> None:

@@ -53,8 +53,11 @@ class NativeGenerator:
     def sleep(self) -> None:
         """Nothing to do. On a GPU the key-value cache and its graphs stay, so that the next call captures nothing."""
 
-    def wake(self) -> None:
-        """Nothing to do, as for `sleep`."""
+    def spare(self) -> bool:
+        """On a GPU, the key-value cache and its graphs, which the next call makes again."""
+        kept = self._graphed is not None
+        self.release()
+        return kept
 
     def release(self) -> None:
         """Gives up memory kept from call to call."""

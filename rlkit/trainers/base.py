@@ -283,4 +283,4 @@ class Trainer(Runnable):
 
 def new_learner(trainer: Trainer) -> Learner:
     """The learner of a trainer whose controllers are placed."""
-    return Learner(trainer, trainer.engines(), trainer.tracker)
+    return Learner(trainer, trainer.engines(), trainer.tracker, lambda: trainer.actor.generator.spare())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +43,18 @@ class Learner:
         live: holder of the settings in force.
         engines: what is trained, by name; the first one's updates count as those of the policy.
         tracker: takes norms, rates and spans.
+        spare: gives up memory that others keep for speed alone, and says whether there was any; asked when memory
+            runs out, before passes get smaller.
     """
 
-    def __init__(self, live: HasConfig, engines: Mapping[str, TrainEngine], tracker: MetricsTracker) -> None:
-        self.live, self.engines, self.tracker = live, dict(engines), tracker
+    def __init__(
+        self,
+        live: HasConfig,
+        engines: Mapping[str, TrainEngine],
+        tracker: MetricsTracker,
+        spare: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.live, self.engines, self.tracker, self.spare = live, dict(engines), tracker, spare
         config = live.config
         self.budget = TokenBudget(config.micro_batch_size, config.micro_batch_tokens, config.use_dynamic_batching)
         self.order = torch.Generator().manual_seed(live.config.seed)
@@ -113,7 +121,7 @@ class Learner:
             yield batch.select(order[slice(*ends)])
 
     def _accumulated(self, lessons: Sequence[Lesson], minibatches: Sequence[Any], first: bool) -> bool:
-        """The gradients of one update; False, with nothing left of them, when memory ran out and parts must shrink."""
+        """The gradients of one update; False, with nothing left of them, when memory ran out and it is to try again."""
         loads = [load_of(batch) for batch in minibatches]
         cuts = [self.budget.parts(load, it.objective.packed) for it, load in zip(lessons, loads, strict=True)]
         try:
@@ -127,7 +135,10 @@ class Learner:
         # Here the error no longer holds what was computed.
         for engine in self.engines.values():
             engine.clear()
+        spared = self.spare()
         free_cached()
+        if spared:
+            return False
         tried = [(load.tokens(part), len(part)) for load, parts in zip(loads, cuts, strict=True) for part in parts]
         self.budget.shrink(max(tokens for tokens, _ in tried), alone=all(units == 1 for _, units in tried))
         return False

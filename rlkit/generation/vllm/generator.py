@@ -83,11 +83,9 @@ class VllmGenerator:
             self._version = None
             self._engine.sleep()
 
-    def wake(self) -> None:
-        """Takes the memory back. The weights were lost: `sync` first."""
-        if self._engine is not None:
-            self._engine.wake("weights")
-            self._engine.wake("kv_cache")
+    def spare(self) -> bool:
+        """Nothing beyond what `sleep` gives up."""
+        return False
 
     def release(self) -> None:
         """Ends the engine; `sync` builds another."""

@@ -21,7 +21,8 @@ def load_of(batch: RolloutBatch | PreferenceBatch) -> Load:
     rows = batch.rollouts if isinstance(batch, PreferenceBatch) else batch
     prompts, responses = rows.attention_mask.sum(1).cpu(), rows.response_lengths.cpu()
     if pairs:
-        return Load(prompts[0::2], responses[0::2] + responses[1::2], torch.arange(len(prompts) // 2))
+        sides = responses.view(-1, 2)
+        return Load(prompts[0::2], sides.sum(1), torch.arange(len(prompts) // 2), sides.amax(1), rows=2)
     return Load(prompts, responses, rows.groups.cpu() if "groups" in rows else torch.arange(len(prompts)))
 
 
@@ -52,7 +53,7 @@ def in_parts(
             scored = None  # tried again below, where the error no longer holds what was computed
         if scored is None:
             free_cached()
-            budget.shrink(load.tokens(rows), alone=len(rows) == 1)
+            budget.shrink(load.tokens(rows, packed), alone=len(rows) == 1)
             waiting = [rows[part] for part in budget.parts(load.select(rows), packed)] + waiting
         elif whole:
             return dict(scored)

@@ -16,6 +16,7 @@ from rlkit.controllers.hosted import HostedController
 from rlkit.controllers.parts import in_parts
 from rlkit.device_map import DeviceMap
 from rlkit.engines.attention import packs
+from rlkit.engines.forward import evaluation_mode
 from rlkit.engines.logprobs import response_scores
 from rlkit.engines.models import load_causal_lm, load_tokenizer, same_tokenizer
 from rlkit.errors import ModelError
@@ -95,9 +96,11 @@ class ReferenceController(HostedController):
         sampled therefore always counts as kept. So every difference of log-probs is finite, it is 0 where the two
         models are the same, and a token outside the reference's set costs what the reference thinks of it beside its
         set. Responses that were sampled greedily have log-prob 0 under both.
+
+        Dropout is off, also in an actor's model that is in training mode.
         """
         off = self.model.disable_adapter() if self.shares_actor else contextlib.nullcontext()  # type: ignore[operator]
-        with torch.no_grad(), off:
+        with torch.no_grad(), off, evaluation_mode(self.model):
             return in_parts(self.scoring, batch, packs(self.model), self._score)
 
     def _score(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:

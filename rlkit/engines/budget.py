@@ -28,19 +28,59 @@ class Load:
         prompts: (U,) int64, prompt tokens.
         responses: (U,) int64, response tokens, of both sides of a pair.
         groups: (U,) int64, equal where units have the same prompt.
+        longest: (U,) int64, tokens of a unit's longest response; None where it has only one.
+        rows: sequences of a unit: 1, or 2 of a pair.
     """
 
     prompts: Tensor
     responses: Tensor
     groups: Tensor
+    longest: Tensor | None = None
+    rows: int = 1
 
     def select(self, units: Tensor) -> Load:
         """The load of some units."""
-        return Load(self.prompts[units], self.responses[units], self.groups[units])
+        longest = None if self.longest is None else self.longest[units]
+        return Load(self.prompts[units], self.responses[units], self.groups[units], longest, self.rows)
 
-    def tokens(self, units: Tensor) -> int:
-        """Tokens of some units, a prompt counted with each."""
-        return int((self.prompts[units] + self.responses[units]).sum())
+    def tokens(self, units: Tensor, packed: bool) -> int:
+        """Tokens that a forward over some units computes, laid end to end or padded to the longest."""
+        tally = _Tally(self.rows, packed)
+        for unit in self.select(units).by_unit():
+            tally.add(*unit)
+        return tally.tokens
+
+    def by_unit(self) -> list[tuple[int, int, int, int]]:
+        """Prompt, responses, longest response and group of each unit."""
+        longest = self.responses if self.longest is None else self.longest
+        columns = (self.prompts, self.responses, longest, self.groups)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+class _Tally:
+    """Tokens of a part, unit by unit."""
+
+    def __init__(self, rows: int, packed: bool) -> None:
+        self.rows, self.packed = rows, packed
+        self.units = self.prompts = self.distinct = self.responses = 0
+        self.longest_prompt = self.longest_response = 0
+        self.groups: set[int] = set()
+
+    def add(self, prompt: int, responses: int, longest: int, group: int) -> None:
+        self.units += 1
+        self.prompts += prompt
+        self.responses += responses
+        self.distinct += 0 if group in self.groups else prompt
+        self.groups.add(group)
+        self.longest_prompt = max(self.longest_prompt, prompt)
+        self.longest_response = max(self.longest_response, longest)
+
+    @property
+    def tokens(self) -> int:
+        if not self.packed:  # prompts end and responses begin in one column
+            return self.rows * self.units * (self.longest_prompt + self.longest_response)
+        shared = 2 * len(self.groups) <= self.units  # as `rlkit.engines.packing.pack` decides
+        return self.responses + (self.distinct if shared else self.prompts)
 
 
 class TokenBudget:
@@ -82,24 +122,23 @@ class TokenBudget:
 
         Args:
             load: what the units weigh.
-            packed: whether they are laid end to end, a prompt once a part, rather than padded to the longest.
+            packed: whether they are laid end to end, a prompt once a part where `pack` shares them, rather than padded
+                to the longest.
         """
         total, limit = len(load.prompts), self.limit
         if limit is None:
             return list(torch.split(torch.arange(total), self.units or max(total, 1)))
-        prompts, responses, groups = (x.tolist() for x in (load.prompts, load.responses, load.groups))
-        order = sorted(range(total), key=lambda u: (groups[u], u) if packed else (prompts[u] + responses[u], u))
+        units = load.by_unit()
+        order = sorted(range(total), key=lambda u: (units[u][3] if packed else units[u][0] + units[u][1], u))
         parts: list[list[int]] = []
-        weight, longest, last = 0, 0, None
+        tally = _Tally(load.rows, packed)
         for unit in order:
-            own = responses[unit] + (0 if packed and groups[unit] == last else prompts[unit])
-            longest = max(longest, prompts[unit] + responses[unit])
-            weight = weight + own if packed else longest * (len(parts[-1]) + 1 if parts else 1)
-            if not parts or weight > limit or len(parts[-1]) == self.units:
+            tally.add(*units[unit])
+            if not parts or tally.tokens > limit or len(parts[-1]) == self.units:
                 parts.append([])
-                weight = longest = prompts[unit] + responses[unit]
+                tally = _Tally(load.rows, packed)
+                tally.add(*units[unit])
             parts[-1].append(unit)
-            last = groups[unit]
         return [torch.tensor(sorted(part)) for part in parts]
 
     def shrink(self, tokens: int, alone: bool) -> None:

@@ -11,6 +11,9 @@ from rlkit.errors import GenerationError
 
 __all__ = ["Generated", "Generator", "OnFinished", "SamplingParams", "Synced", "require_prompts"]
 
+_COLDEST = 1e-30
+"""Lowest temperature above 0: logits divided by less can leave the range of float32, and then nothing is known."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -31,9 +34,10 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
         if self.max_new_tokens < 1:
             raise GenerationError(f"max_new_tokens is {self.max_new_tokens}; expected at least 1")
-        if not 0 <= self.temperature < float("inf"):
+        if self.temperature != 0 and not _COLDEST <= self.temperature < float("inf"):
             raise GenerationError(
-                f"temperature is {self.temperature}; expected 0 (always the most likely token) or a finite number above"
+                f"temperature is {self.temperature}; expected 0 (always the most likely token) or a finite number of "
+                f"at least {_COLDEST}"
             )
         if not 0 < self.top_p <= 1:
             raise GenerationError(

@@ -1,4 +1,4 @@
-"""What a trainer is about, which decides what of its live settings means something to it (`TrainerConfig.live_specs`)."""
+"""What a trainer is about: what of its live settings means something to it (`TrainerConfig.live_specs`)."""
 
 from __future__ import annotations
 

@@ -139,7 +139,11 @@ class Learner:
         free_cached()
         if spared:
             return False
-        tried = [(load.tokens(part), len(part)) for load, parts in zip(loads, cuts, strict=True) for part in parts]
+        tried = [
+            (load.tokens(part, lesson.objective.packed), len(part))
+            for lesson, load, parts in zip(lessons, loads, cuts, strict=True)
+            for part in parts
+        ]
         self.budget.shrink(max(tokens for tokens, _ in tried), alone=all(units == 1 for _, units in tried))
         return False
 
@@ -149,7 +153,7 @@ class Learner:
             return
         weights = lesson.objective.weights(minibatch)
         for rows in parts:
-            with self.budget.measured(load.tokens(rows), self.device):
+            with self.budget.measured(load.tokens(rows, lesson.objective.packed), self.device):
                 lesson.objective.accumulate(minibatch.select(rows), weights[rows], lesson.share, first)
 
     def _apply(self) -> bool:

@@ -6,8 +6,10 @@ import math
 import pickle
 
 import cloudpickle
+import peft
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController
@@ -117,6 +119,19 @@ def test_a_reference_is_a_copy_that_does_not_follow_the_actor() -> None:
             parameter.add_(0.1)
     assert torch.equal(reference.run(rollouts())["ref_logprobs"], before)
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
+
+
+def test_a_reference_on_the_actors_model_knows_no_dropout() -> None:
+    """GPT-2 has dropout of 0.1 after its embeddings and in every layer; a model made from a configuration trains."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=48, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2))
+    adapter = peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
+    actor = ActorController(model, tiny_tokenizer(), peft_config=adapter)
+    settings = {"temperatures": torch.ones(2), "top_ks": torch.zeros(2, dtype=torch.int64), "top_ps": torch.ones(2)}
+    batch = rollouts().with_fields(settings)
+    given = ReferenceController(actor).run(batch)["ref_logprobs"]
+    assert actor.model.training
+    torch.testing.assert_close(given, actor.scores(batch, 1.0).logprobs.detach())  # the adapter is fresh
 
 
 def test_a_controller_goes_to_one_device_that_is_there() -> None:

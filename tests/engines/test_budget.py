@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlkit.engines import budget as module
 from rlkit.engines.budget import Load, TokenBudget, is_out_of_memory
+from rlkit.engines.packing import pack
 from rlkit.errors import ModelError
 
 
@@ -57,10 +58,42 @@ def test_every_unit_is_in_one_part_and_none_is_over_the_cap(
     parts = cut(TokenBudget(units, tokens), weight, packed)
     assert sorted(unit for part in parts for unit in part) == list(range(len(rows)))
     for part in parts:
-        lengths = [prompts[unit] + rows[unit][1] for unit in part]
-        shared = sum(rows[unit][1] for unit in part) + sum({rows[unit][2]: prompts[unit] for unit in part}.values())
-        assert len(part) == 1 or (shared if packed else max(lengths) * len(part)) <= tokens
+        width = max(prompts[unit] for unit in part) + max(rows[unit][1] for unit in part)
+        if packed:  # what really goes through the model, at most: a row's last token may be left out
+            ids, mask = laid_out([(rows[unit][2], prompts[unit], rows[unit][1]) for unit in part])
+            computed = len(pack(ids, mask, max(prompts[unit] for unit in part)).ids)
+        else:
+            computed = width * len(part)
+        assert len(part) == 1 or computed <= tokens
         assert units is None or len(part) <= units
+
+
+def laid_out(rows: list[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask of sequences of (group, prompt tokens, response tokens); a group has one prompt."""
+    before, after = max(prompt for _, prompt, _ in rows), max(max(response for _, _, response in rows), 1)
+    places = torch.arange(before + after) - before
+    mask = torch.stack([(places >= -prompt) & (places < response) for _, prompt, response in rows])
+    return torch.tensor([[5 + group] * (before + after) for group, _, _ in rows]), mask
+
+
+def test_a_prompt_that_packing_does_not_share_counts_with_every_row() -> None:
+    """Two prompts in three rows are laid out whole, 3 * 110 tokens; in four rows shared, 2 * 100 + 4 * 10."""
+    three, four = load([100] * 3, [10] * 3, [0, 0, 1]), load([100] * 4, [10] * 4, [0, 0, 0, 1])
+    assert cut(TokenBudget(tokens=329), three) == [[0, 1], [2]]
+    assert cut(TokenBudget(tokens=330), three) == [[0, 1, 2]]
+    assert cut(TokenBudget(tokens=240), four) == [[0, 1, 2, 3]]
+    assert (three.tokens(torch.arange(3), packed=True), four.tokens(torch.arange(4), packed=True)) == (330, 240)
+
+
+def test_padding_reaches_the_longest_prompt_and_the_longest_response() -> None:
+    """Rows of 90 + 10 and 10 + 90 tokens, padded, are two of 180. A pair is two rows of its longer side."""
+    rows = load([90, 10], [10, 90])
+    assert cut(TokenBudget(tokens=359), rows, packed=False) == [[0], [1]]
+    assert cut(TokenBudget(tokens=360), rows, packed=False) == [[0, 1]]
+    counts = torch.tensor([100, 1])
+    pairs = Load(torch.tensor([10, 10]), torch.tensor([101, 101]), torch.arange(2), counts[[0, 0]], rows=2)
+    assert pairs.tokens(torch.arange(2), packed=False) == 4 * 110
+    assert cut(TokenBudget(tokens=439), pairs, packed=False) == [[0], [1]]
 
 
 def test_memory_that_runs_out_halves_the_limit_until_one_is_left() -> None:

@@ -161,6 +161,7 @@ def test_logits_are_left_unchanged_and_half_precision_is_widened() -> None:
     ("wrong", "message"),
     [
         ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": 1e-38}, "temperature is 1e-38.*at least 1e-30"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"top_p": 0.0}, "top_p is 0.0"),

@@ -100,6 +100,26 @@ def test_memory_that_runs_out_costs_nothing_but_time(build: Any, monkeypatch: py
     assert memory.failures == failures, "the limit that was found holds in the steps after it"
 
 
+def test_what_generation_keeps_for_speed_goes_before_passes_get_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is asked for once; the pass that did not fit is tried again as it is."""
+    trainer = grpo(**OPTIONS | {"kl_coef": 0.0, "reference": False})
+    memory, kept = LittleMemory(room=12, monkeypatch=monkeypatch), [True]
+
+    def spare() -> bool:
+        memory.room = 10**6
+        return kept.pop() if kept else False
+
+    monkeypatch.setattr(trainer.actor.generator, "spare", spare)
+    trainer.step()
+    assert memory.failures == 1
+    assert trainer.learner.budget.ceiling is None
+    memory.room = 12
+    monkeypatch.setattr(trainer.actor.generator, "spare", lambda: False)
+    trainer.step()
+    assert memory.failures > 1
+    assert trainer.learner.budget.ceiling is not None
+
+
 def test_a_sequence_that_does_not_fit_alone_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = grpo(**OPTIONS)
     before = parameters(trainer).clone()

@@ -225,8 +225,19 @@ class GraphedDecoder:
             told[fresh] = True
             on_finished(fresh, buffers.result(params).select(fresh))
 
-    def _weight_addresses(self) -> tuple[int, ...]:
-        return tuple(parameter.data_ptr() for parameter in self.model.parameters())
+    def _in_force(self) -> tuple[Any, ...]:
+        """What a graph has for good: where the weights lie, and which adapters are in force, at which scale."""
+        switched = [
+            (
+                tuple(module.active_adapters),
+                module.disable_adapters,
+                tuple(getattr(module, "merged_adapters", ())),
+                tuple(getattr(module, "scaling", {}).items()),
+            )
+            for module in self.model.modules()
+            if isinstance(getattr(module, "disable_adapters", None), bool)  # of transformers' own models, a method
+        ]
+        return (*(parameter.data_ptr() for parameter in self.model.parameters()), *switched)
 
     def _read_weights(self) -> None:
         """Makes the step, which refers to the weights where they lie now."""
@@ -238,11 +249,14 @@ class GraphedDecoder:
         self.step = step_of(self.model)
         prefill = prefill_of(self.model, self.cache_argument, self.step)
         self._admission = Admission(prefill, self.sample, self.device, active)
-        self._addresses = self._weight_addresses()
+        self._captured = self._in_force()
 
     def _forget_graphs_of_moved_weights(self) -> None:
-        """Graphs read weights where they lay when captured; a run that was handed over and back has others."""
-        if self._weight_addresses() != self._addresses:
+        """Graphs read weights where they lay when captured; a run that was handed over and back has others.
+
+        They also compute with the adapters that were in force then; others may have been switched on since.
+        """
+        if self._in_force() != self._captured:
             self.release()
             self._read_weights()
 

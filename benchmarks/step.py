@@ -49,8 +49,13 @@ def distinct_words(responses: list[str]) -> list[float]:
     return [len(set(words)) / max(len(words), 1) for words in (text.split() for text in responses)]
 
 
-def rlkit_trainer(options: argparse.Namespace, device: str) -> Any:
-    """rlkit's side, at its defaults for a GPU but for the tokens of a pass."""
+def rlkit_trainer(options: argparse.Namespace, device: str, prompts: list[str] | None = None, **changes: Any) -> Any:
+    """rlkit's side, at its defaults for a GPU but for the tokens of a pass.
+
+    Args:
+        prompts: None takes those that all sides have.
+        changes: further settings.
+    """
     tokenizer = tokenizer_of()
 
     def model() -> Any:
@@ -66,8 +71,9 @@ def rlkit_trainer(options: argparse.Namespace, device: str) -> Any:
         "lr": 1e-6,
         "kl_coef": 0.04,
         "generation": options.generation,
+        **changes,
     }
-    prompts = prompts_of(options.groups, options.prompt)
+    prompts = prompts or prompts_of(options.groups, options.prompt)
     if options.algorithm == "grpo":
         return GRPOTrainer(actor, distinct_words, ReferenceController(actor), prompts=prompts, config=settings)
     critic = CriticController(model(), tokenizer)
@@ -97,7 +103,12 @@ def scorer(options: argparse.Namespace, device: str) -> Any:
 
 def rlkit_side(options: argparse.Namespace, device: str) -> tuple[list[float], float, dict[str, list[float]]]:
     """Seconds of each step, peak GiB, and seconds of each stage."""
-    trainer, stages = rlkit_trainer(options, device), defaultdict[str, list[float]](list)
+    return stages_of(rlkit_trainer(options, device), options.steps)
+
+
+def stages_of(trainer: Any, steps: int) -> tuple[list[float], float, dict[str, list[float]]]:
+    """Seconds of each of a trainer's steps but the first, peak GiB, and seconds of each stage."""
+    stages = defaultdict[str, list[float]](list)
 
     def step() -> None:
         seconds = defaultdict[str, float](float)
@@ -106,7 +117,7 @@ def rlkit_side(options: argparse.Namespace, device: str) -> tuple[list[float], f
         for name, value in seconds.items():
             stages[name].append(value)
 
-    seconds, memory = timed(step, options.steps)
+    seconds, memory = timed(step, steps)
     return seconds, memory, {name: values[1:] for name, values in stages.items()}
 
 

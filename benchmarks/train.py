@@ -1,10 +1,14 @@
 """The training half of a step: tokens a second, model FLOPs utilisation and memory of one update on given rollouts.
 
     python benchmarks/train.py [--shape 0.5b] [--groups 64] [--group 8] [--prompt 128] [--response 512]
-                               [--ways packed padded recompute compiled liger] [--ragged] [--tokens 32768] [--layers N]
+                               [--ways packed rows dynamic padded recompute plain compiled liger] [--ragged]
+                               [--tokens 32768] [--layers N]
 
-"packed" is what a trainer does; "padded" runs the same batch padded, each prompt once a row; "recompute" computes
-activations again. "compiled" compiles each decoder layer, "liger" puts Liger's kernels in, where it is installed.
+"packed" is what a trainer does, in passes of so many tokens; "rows" are passes of as many rows as have so many if
+each is as long as the longest, "dynamic" passes sized by the free memory. "padded" runs the same batch padded, each
+prompt once a row; "recompute" computes activations again. "plain" is packed with the family's modules as they are,
+where rlkit puts single kernels in the place of some; "compiled" compiles each of those decoder layers, and "liger" puts
+Liger's kernels in, where it is installed.
 With `--ragged` responses are log-normal with mean 256, at most 1,024, and the table also gives the time that the real
 tokens would take at the rate of full ones. Utilisation counts 6 operations for each weight and token and 12 for each
 attended pair and width, of the tokens that go through the model, against the card's bf16 peak.
@@ -16,7 +20,7 @@ import argparse
 import gc
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -35,10 +39,10 @@ from shapes import (
 
 from rlkit import ActorController, GRPOTrainer, ReferenceController, RolloutBatch
 from rlkit.collate import DataCollector
-from rlkit.engines import logprobs
+from rlkit.engines import attention, logprobs
 from rlkit.trainers.learner import Lesson
 
-WAYS = ("packed", "padded", "recompute", "compiled", "liger")
+WAYS = ("packed", "rows", "dynamic", "padded", "recompute", "plain", "compiled", "liger")
 
 
 def lengths_of(rows: int, response: int, ragged: bool) -> list[int]:
@@ -66,7 +70,9 @@ def rollouts(groups: int, group: int, prompt: int, lengths: list[int], device: s
 @contextmanager
 def way_of(name: str, model: Any) -> Iterator[None]:
     """A way of running the same update."""
-    packs = logprobs.packs
+    packs, fused_modules = logprobs.packs, attention.fused_modules
+    if name in ("plain", "compiled", "liger"):
+        attention.fused_modules = lambda model: nullcontext()
     if name == "padded":
         logprobs.packs = lambda model: False
     elif name == "compiled":
@@ -79,7 +85,7 @@ def way_of(name: str, model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        logprobs.packs = packs
+        logprobs.packs, attention.fused_modules = packs, fused_modules
 
 
 def measure(
@@ -96,7 +102,9 @@ def measure(
         "kl_placement": "loss",
         "kl_estimator": "k3",
         "lr": 1e-6,
-        "micro_batch_tokens": options.tokens,
+        "micro_batch_tokens": None if name in ("rows", "dynamic") else options.tokens,
+        "micro_batch_size": options.tokens // (options.prompt + max(lengths)) if name == "rows" else None,
+        "use_dynamic_batching": name == "dynamic",
         "activations": "recompute" if name == "recompute" else "keep",
     }
     tokenizer = tokenizer_of()

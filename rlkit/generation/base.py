@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -32,6 +33,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        for name in ("max_new_tokens", "top_k"):
+            if not isinstance(given := getattr(self, name), Integral):
+                raise GenerationError(f"{name} is {given!r}; expected a whole number of tokens")
         if self.max_new_tokens < 1:
             raise GenerationError(f"max_new_tokens is {self.max_new_tokens}; expected at least 1")
         if self.temperature != 0 and not _COLDEST <= self.temperature < float("inf"):

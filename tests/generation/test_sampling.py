@@ -162,6 +162,8 @@ def test_logits_are_left_unchanged_and_half_precision_is_widened() -> None:
     [
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": 1e-38}, "temperature is 1e-38.*at least 1e-30"),
+        ({"top_k": 2.5}, "top_k is 2.5; expected a whole number"),
+        ({"max_new_tokens": 3.5}, "max_new_tokens is 3.5; expected a whole number"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"top_p": 0.0}, "top_p is 0.0"),

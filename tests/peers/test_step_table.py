@@ -1,4 +1,4 @@
-"""The bound that `benchmarks/step.py` prints, and sides that it does not compare."""
+"""What `benchmarks/step.py` and `stages.py` print beside times: bounds, refusals, and what their ways are."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from tests.runs.toys import repository
 BENCHMARKS = repository() / "benchmarks"
 
 
-@pytest.fixture
-def step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, with its neighbours in reach."""
+def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A benchmark, with its neighbours in reach."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("step_table", BENCHMARKS / "step.py")
+    spec = importlib.util.spec_from_file_location(f"{name}_table", BENCHMARKS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module_of("step", monkeypatch)
 
 
 @pytest.mark.parametrize(("algorithm", "passes"), [("grpo", 1 + 1 / 3), ("ppo", 3)])
@@ -48,3 +52,18 @@ def test_sides_of_another_algorithm_are_refused(
     with pytest.raises(SystemExit):
         step.main()
     assert f"{side} would run another algorithm than {algorithm}" in capsys.readouterr().err
+
+
+def test_ways_of_a_step_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six prompts two are short and greedy, two long and cut to the 50 likeliest tokens, and two as ever."""
+    stages = module_of("stages", monkeypatch)
+    workload = {"shape": "tiny", "layers": None, "groups": 6, "group": 2, "prompt": 8, "response": 3, "tokens": 40}
+    options = argparse.Namespace(**workload, micro=4, steps=1)
+    trainer = stages.trainer_of("adaptive", options, "cpu")
+    trainer.follow_settings()
+    batch = trainer.pipeline.run(trainer.draw())
+    found = zip(batch.attention_mask.sum(1).tolist(), batch.temperatures.tolist(), batch.top_ks.tolist(), strict=True)
+    assert sorted(set(found)) == [(2, 0.0, 0), (8, 1.0, 0), (32, pytest.approx(0.7), 50)]
+    budgets = {way: stages.trainer_of(way, options, "cpu").learner.budget for way in ("grpo", "rows", "dynamic")}
+    limits = {way: (budget.units, budget.tokens, budget.dynamic) for way, budget in budgets.items()}
+    assert limits == {"grpo": (None, 40, False), "rows": (4, None, False), "dynamic": (None, None, True)}

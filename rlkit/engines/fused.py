@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from rlkit.engines.families import gates_by_silu, is_one_of
 from rlkit.engines.forward import device_of
 from rlkit.kernels import available
 from rlkit.kernels.gates import silu_times
@@ -35,9 +36,8 @@ def fused_modules(model: nn.Module) -> Iterator[None]:
         if available(device_of(model)):
             files = set()
             for module in model.modules():
-                kind = type(module)
-                if kind.__name__ in _ATTENTIONS and kind.__module__.startswith("transformers.models."):
-                    files.add(kind.__module__)
+                if is_one_of(module, _ATTENTIONS):
+                    files.add(type(module).__module__)
                 forward = _forward_of(module)
                 if forward is not None and "forward" not in module.__dict__:
                     module.forward = forward
@@ -48,12 +48,9 @@ def fused_modules(model: nn.Module) -> Iterator[None]:
 
 
 def _forward_of(module: Any) -> Callable[[Tensor], Tensor] | None:
-    kind = type(module)
-    if not kind.__module__.startswith("transformers.models."):
-        return None
-    if kind.__name__ in _NORMS:
+    if is_one_of(module, _NORMS):
         return lambda x: _norm(module, x)
-    if kind.__name__ in _MLPS and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation"):
+    if is_one_of(module, _MLPS) and gates_by_silu(module):
         return lambda x: _gated(module, x)
     return None
 

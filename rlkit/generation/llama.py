@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from rlkit.engines.families import gates_by_silu, is_one_of
 from rlkit.engines.forward import bare_model
 from rlkit.generation.decoders import CachedDecoder
 from rlkit.generation.skinny import SideBySide
@@ -38,12 +39,11 @@ def is_llama_like(model: nn.Module) -> bool:
     and no weights moved in at run time (offloading). Linear layers may be replaced (adapters): they are called.
     """
     bare: Any = bare_model(model)
-    kind = type(bare)
-    if kind.__name__ not in _FAMILY or not kind.__module__.startswith("transformers.models."):
+    if not is_one_of(bare, _FAMILY):
         return False
     config = bare.config
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
-    windowed = getattr(config, "sliding_window", None) is not None and kind.__name__ == "MistralForCausalLM"
+    windowed = getattr(config, "sliding_window", None) is not None and is_one_of(bare, ["MistralForCausalLM"])
     return set(layer_types) == {"full_attention"} and not windowed and not is_hooked(bare)
 
 
@@ -96,7 +96,7 @@ class LlamaLayer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.attention, self.activation = attention, mlp.act_fn
-        self.is_silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+        self.is_silu = gates_by_silu(mlp)
         self.norm = layer.post_attention_layernorm
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self.query_key_value = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlkit.engines.families import gates_by_silu
 from rlkit.engines.forward import bare_model
 from rlkit.generation.cpu.columns import suits_columns
 from rlkit.generation.decoders import CachedDecoder
@@ -36,7 +37,7 @@ def suits_compiled(model: nn.Module) -> bool:
     if not suits_columns(model):
         return False
     bare: Any = bare_model(model)
-    silu = all(type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation") for layer in bare.model.layers)
+    silu = all(gates_by_silu(layer.mlp) for layer in bare.model.layers)
     return silu and all(p.is_contiguous() for p in bare.parameters()) and _kernels() is not None
 
 

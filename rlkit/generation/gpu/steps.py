@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Cache
 
 from rlkit.engines.attention import attending_through
+from rlkit.engines.families import is_one_of
 from rlkit.engines.forward import bare_model, cache_argument, forward_arguments
 from rlkit.generation.gpu.fused import FusedLayer
 from rlkit.generation.gpu.fused import add_and_normalise as add_and_normalise_fused
@@ -66,8 +67,7 @@ def suits_steps(model: nn.Module) -> bool:
     if is_llama_like(model):
         return True
     bare: Any = bare_model(model)
-    kind = type(bare)
-    if kind.__name__ not in _FAMILIES or not kind.__module__.startswith("transformers.models."):
+    if not is_one_of(bare, _FAMILIES):
         return False
     if getattr(bare.config, "use_bidirectional_attention", False) or _turns_change(bare.config):
         return False

@@ -12,7 +12,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.data.pairs import PreferenceBatch
 from rlkit.engines.budget import Load, TokenBudget, is_out_of_memory
 
-__all__ = ["free_cached", "in_parts", "load_of"]
+__all__ = ["free_cached", "in_parts", "load_of", "narrowed"]
 
 
 def load_of(batch: RolloutBatch | PreferenceBatch) -> Load:
@@ -26,8 +26,19 @@ def load_of(batch: RolloutBatch | PreferenceBatch) -> Load:
     return Load(prompts, responses, rows.groups.cpu() if "groups" in rows else torch.arange(len(prompts)))
 
 
+def narrowed(batch: RolloutBatch, rows: Tensor) -> RolloutBatch:
+    """The batch without the rollouts for which `rows`, (B,) bool, is false; the first one alone where none is true."""
+    if bool(rows.all()):
+        return batch
+    return batch.select(rows.nonzero().squeeze(1).cpu() if rows.any() else slice(0, 1))
+
+
 def in_parts(
-    budget: TokenBudget, batch: RolloutBatch, packed: bool, score: Callable[[RolloutBatch], Mapping[str, Tensor]]
+    budget: TokenBudget,
+    batch: RolloutBatch,
+    packed: bool,
+    score: Callable[[RolloutBatch], Mapping[str, Tensor]],
+    needed: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """`score(batch)`, part by part; a part that does not fit in memory is cut in half and scored again.
 
@@ -36,10 +47,18 @@ def in_parts(
         batch: B rollouts.
         packed: whether the model lays sequences end to end.
         score: gives columns (b,) or (b, t) for b rollouts trimmed to t columns of responses; 0 at padding.
+        needed: (B,) bool, rollouts of which the columns are not 0 throughout; None for all.
 
     Returns:
         The same columns, (B,) or (B, T).
     """
+    if needed is not None and 0 < int(needed.sum()) < len(batch):
+        rows = needed.nonzero().squeeze(1)
+        found = in_parts(budget, batch.select(rows.cpu()), packed, score)
+        return {
+            name: column.new_zeros(len(batch), *column.shape[1:]).index_copy(0, rows.to(column.device), column)
+            for name, column in found.items()
+        }
     load, columns = load_of(batch), dict[str, Tensor]()
     waiting = budget.parts(load, packed)
     while waiting:

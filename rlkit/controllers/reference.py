@@ -101,7 +101,7 @@ class ReferenceController(HostedController):
         """
         off = self.model.disable_adapter() if self.shares_actor else contextlib.nullcontext()  # type: ignore[operator]
         with torch.no_grad(), off, evaluation_mode(self.model):
-            return in_parts(self.scoring, batch, packs(self.model), self._score)
+            return in_parts(self.scoring, batch, packs(self.model), self._score, batch.drawn_at_random)
 
     def _score(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         scores = response_scores(

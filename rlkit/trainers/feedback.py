@@ -9,6 +9,7 @@ from torch import Tensor
 from rlkit.batch import RolloutBatch
 from rlkit.config import TrainerConfig
 from rlkit.controllers.base import field_names
+from rlkit.controllers.parts import narrowed
 from rlkit.controllers.reward import RewardController
 from rlkit.dataflow import Dataflow
 from rlkit.engines.train import Group, TrainEngine
@@ -82,9 +83,12 @@ class FeedbackObjective:
 
     packed = False
 
+    def needed(self, minibatch: RolloutBatch) -> RolloutBatch:
+        return narrowed(minibatch, self._counted(minibatch))
+
     def weights(self, minibatch: RolloutBatch) -> Tensor:
         """(B,): every response with a token and a reward counts the same."""
-        counted: Tensor = (minibatch.reward_valid & minibatch.response_mask.any(1)).float()
+        counted = self._counted(minibatch).float()
         return counted / counted.sum().clamp_min(1)
 
     def accumulate(self, part: RolloutBatch, weights: Tensor, share: float, first: bool) -> None:
@@ -95,6 +99,10 @@ class FeedbackObjective:
         counted = weights > 0
         name = f"feedback/{self.reward.name}_loss"
         self.tracker.add_sum_count(name, loss.detach()[counted.to(loss.device)].sum(), counted.sum())
+
+    def _counted(self, batch: RolloutBatch) -> Tensor:
+        counted: Tensor = batch.reward_valid & batch.response_mask.any(1)
+        return counted
 
     def _targets(self, part: RolloutBatch) -> Tensor:
         if self.reward.learns_from == ("reward_targets",):

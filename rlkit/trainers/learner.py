@@ -122,6 +122,7 @@ class Learner:
 
     def _accumulated(self, lessons: Sequence[Lesson], minibatches: Sequence[Any], first: bool) -> bool:
         """The gradients of one update; False, with nothing left of them, when memory ran out and it is to try again."""
+        minibatches = [lesson.objective.needed(batch) for lesson, batch in zip(lessons, minibatches, strict=True)]
         loads = [load_of(batch) for batch in minibatches]
         cuts = [self.budget.parts(load, it.objective.packed) for it, load in zip(lessons, loads, strict=True)]
         try:

@@ -75,7 +75,8 @@ class PolicyScores(Controller):
 
     def run(self, batch: RolloutBatch) -> Mapping[str, Any]:
         with torch.no_grad():
-            return in_parts(self.actor.scoring, batch, packs(self.actor.model), self._score)
+            packed = packs(self.actor.model)
+            return in_parts(self.actor.scoring, batch, packed, self._score, batch.drawn_at_random)
 
     def _score(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         return {"logprobs": self.actor.scores(batch, batch.sampled(self.live.config.temperature)).logprobs}

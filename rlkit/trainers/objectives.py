@@ -15,6 +15,7 @@ from rlkit.algorithms.value_losses import clipped_value_loss
 from rlkit.batch import RolloutBatch
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.critic import CriticController
+from rlkit.controllers.parts import narrowed
 from rlkit.data.pairs import PreferenceBatch
 from rlkit.engines.attention import packs
 from rlkit.engines.logprobs import EntropyMode, TokenScores
@@ -23,7 +24,7 @@ from rlkit.metrics import MetricsTracker
 from rlkit.trainers.nodes import HasConfig
 from rlkit.trainers.policy_loss import policy_loss
 
-Batch = TypeVar("Batch", RolloutBatch, PreferenceBatch, contravariant=True)
+Batch = TypeVar("Batch", RolloutBatch, PreferenceBatch)
 
 
 class Objective(Protocol[Batch]):
@@ -32,6 +33,10 @@ class Objective(Protocol[Batch]):
     @property
     def packed(self) -> bool:
         """Whether its models lay sequences end to end, rather than pad them to the longest."""
+        ...
+
+    def needed(self, minibatch: Batch) -> Batch:
+        """The units of a minibatch that have a gradient, one at least; the others need no forward pass."""
         ...
 
     def weights(self, minibatch: Batch) -> Tensor:
@@ -79,6 +84,10 @@ class PolicyObjective:
     def packed(self) -> bool:
         models = [self.actor.model] if self.critic is None else [self.actor.model, self.critic.model]
         return all(packs(model) for model in models)
+
+    def needed(self, minibatch: RolloutBatch) -> RolloutBatch:
+        """Rollouts with a token that is learned from; greedy ones have none, nor those that a rule leaves out."""
+        return narrowed(minibatch, minibatch.learn_mask.any(1))
 
     def weights(self, minibatch: RolloutBatch) -> Tensor:
         """Token weights (B,T) of the whole minibatch, so that any split gives the same gradient."""
@@ -152,6 +161,9 @@ class PreferenceObjective:
     @property
     def packed(self) -> bool:
         return packs(self.actor.model)
+
+    def needed(self, minibatch: PreferenceBatch) -> PreferenceBatch:
+        return minibatch
 
     def weights(self, minibatch: PreferenceBatch) -> Tensor:
         """(N,): every pair counts the same."""

@@ -12,6 +12,7 @@ from rlkit.config import TrainerConfig
 from rlkit.controllers.actor import ActorController
 from rlkit.controllers.critic import CriticController
 from rlkit.controllers.reference import ReferenceController
+from rlkit.engines import logprobs
 from rlkit.errors import ConfigError, DataError
 from rlkit.trainers.grpo import GRPOTrainer
 from rlkit.trainers.hybrid import HybridTrainer
@@ -98,6 +99,29 @@ def test_truncation_of_all_rows_leaves_no_gap(cut: dict[str, Any]) -> None:
     assert metrics["rollout/logprob_gap_max"] < 1e-4
     assert metrics["train/first_ratio_max_abs_log"] == pytest.approx(0, abs=1e-5)
     assert "rollout/greedy_fraction" not in metrics
+
+
+def test_greedy_rows_go_through_no_scoring_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither reference, nor scores before the update, nor the update compute what is known or weighs nothing."""
+    seen: list[int] = []
+    real = logprobs._states
+
+    def states(model: Any, head: Any, ids: torch.Tensor, attention_mask: torch.Tensor, mask: torch.Tensor) -> Any:
+        seen.append(int(mask.sum()))
+        return real(model, head, ids, attention_mask, mask)
+
+    trainer = grpo(reference=True, kl_coef=0.1, ppo_epochs=2)
+    trainer.follow_settings()
+    monkeypatch.setattr(logprobs, "_states", states)
+    batch, lessons = trainer.gather()
+    drawn = batch.temperatures > 0
+    tokens = int(batch.response_mask[drawn].sum())
+    assert seen == [tokens, tokens]
+    for name in ("ref_logprobs", "logprobs"):
+        assert not batch[name][~drawn].any()
+        assert batch[name][drawn][batch.response_mask[drawn]].all()
+    trainer.learner.learn(lessons, 0)
+    assert seen == [tokens] * 4
 
 
 def test_metrics_of_what_was_sampled_leave_greedy_rows_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -125,6 +126,13 @@ def header() -> str:
     ]
     own = [f"rlkit {rlkit.__version__}", f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
     return ", ".join([*own, *others, card])
+
+
+def free_memory() -> None:
+    """Gives back what the last row of a table has left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def timed(run: Callable[[], Any], repeats: int, warm_up: int = 1) -> tuple[list[float], float]:

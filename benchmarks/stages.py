@@ -11,13 +11,11 @@ likeliest tokens at temperature 0.7. "rollout" holds the controllers' stages, wh
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 from typing import Any
 
-import torch
-from shapes import device_of_machine, header, prompts_of, spread, workload
-from step import rlkit_trainer, stages_of
+from shapes import device_of_machine, free_memory, header, prompts_of, spread, workload
+from step import longest_first, rlkit_trainer, size_of, stages_of
 
 WAYS = ("grpo", "ppo", "rows", "dynamic", "lengths", "adaptive")
 SHORT, LONG = 0.25, 4.0
@@ -53,21 +51,16 @@ def main() -> None:
     device = device_of_machine()
     print(header())
     tokens = options.groups * options.group * options.response
-    print(
-        f"{options.shape}, {options.groups} x {options.group}, prompt {options.prompt}, response {options.response}, "
-        f"{options.tokens:,} tokens a pass\n"
-    )
+    print(f"{size_of(options)}, {options.tokens:,} tokens a pass\n")
     print("| way, stage | s | spread | of the step | response tokens/s | peak GiB |\n|---|---|---|---|---|---|")
     for way in options.ways:
         seconds, memory, stages = stages_of(trainer_of(way, options, device), options.steps)
         whole = statistics.median(seconds)
         print(f"| {way} | {spread(seconds)} | | {tokens / whole:,.0f} | {memory:.1f} |", flush=True)
-        for name, values in sorted(stages.items(), key=lambda item: -statistics.median(item[1])):
+        for name, values in longest_first(stages):
             share = statistics.median(values) / whole
             print(f"|   {name} | {spread(values)} | {share:.0%} | | |", flush=True)
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
 
 
 if __name__ == "__main__":

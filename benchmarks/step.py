@@ -14,7 +14,6 @@ out), response tokens a second, the peak of what the process allocated, and wher
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import tempfile
 import time
@@ -30,6 +29,7 @@ from shapes import (
     causal_pairs,
     decoding_bound,
     device_of_machine,
+    free_memory,
     header,
     model_of,
     prompts_of,
@@ -214,6 +214,17 @@ SIDES: dict[str, Callable[[argparse.Namespace, str], tuple[list[float], float, d
 }
 
 
+def size_of(options: argparse.Namespace) -> str:
+    """The size of a step, for the head of a table."""
+    sizes = f"{options.groups} x {options.group}, prompt {options.prompt}, response {options.response}"
+    return f"{options.shape}, {sizes}"
+
+
+def longest_first(stages: dict[str, list[float]]) -> list[tuple[str, list[float]]]:
+    """Stages and their seconds, by the median."""
+    return sorted(stages.items(), key=lambda item: -statistics.median(item[1]))
+
+
 PEERS = {"grpo": ["trl", "verl"], "ppo": ["sequential"]}
 """Sides that know an algorithm, beside rlkit."""
 
@@ -250,10 +261,7 @@ def main() -> None:
     device = device_of_machine()
     print(header())
     tokens = options.groups * options.group * options.response
-    print(
-        f"{options.algorithm}, {options.shape}, {options.groups} x {options.group}, prompt {options.prompt}, "
-        f"response {options.response}"
-    )
+    print(f"{options.algorithm}, {size_of(options)}")
     sampling, rest = bounds(options)
     print(f"an H200 allows {sampling + rest:.2f} s: {sampling:.2f} of sampling, {rest:.2f} of scoring and learning\n")
     print("| side | s a step | spread | response tokens/s | peak GiB | rlkit is faster by |\n|---|---|---|---|---|---|")
@@ -264,11 +272,9 @@ def main() -> None:
         ours = median if side == "rlkit" else ours
         times = f"{median / ours:.2f}" if ours else ""
         print(f"| {side} | {spread(seconds)} | {tokens / median:,.0f} | {memory:.1f} | {times} |", flush=True)
-        for name, values in sorted(stages.items(), key=lambda item: -statistics.median(item[1])):
+        for name, values in longest_first(stages):
             print(f"|   {name} | {spread(values)} | | | |")
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
 
 
 if __name__ == "__main__":

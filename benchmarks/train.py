@@ -17,7 +17,6 @@ attended pair and width, of the tokens that go through the model, against the ca
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from shapes import (
     PEAK_FLOPS,
     causal_pairs,
     device_of_machine,
+    free_memory,
     header,
     model_of,
     spread,
@@ -150,9 +150,7 @@ def main() -> None:
             f"| {memory:.1f} |",
             flush=True,
         )
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
     if options.ragged:
         full = argparse.Namespace(**vars(options))
         seconds, *_ = measure("packed", full, [256] * len(lengths), device)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from rlkit.engines.forward import cache_argument
 from rlkit.errors import GenerationError
 from rlkit.generation.base import Generated, Generator, SamplingParams
 from rlkit.generation.decoders import Decoder
+from rlkit.generation.gpu.graphed import GraphedDecoder
 from rlkit.generation.native import NativeGenerator, decoder_for
 from tests.generation.models import (
     Recurrent,
@@ -220,3 +224,21 @@ def test_selected_rows_are_cut_to_their_longest() -> None:
     assert part.response_mask.tolist() == [[True, True], [True, False]]
     assert part.rollout_logprobs.tolist() == [[-5.0, -6.0], [-4.0, 0.0]]
     assert part.finish_reasons == ["stop", "stop"]
+
+
+def test_spare_memory_is_free_at_once() -> None:
+    """The cache of a decoder for a GPU, here on the CPU: nothing else holds it."""
+    model, (ids, mask) = family_model("llama"), prompts()
+    generator = NativeGenerator(model, 0)
+    assert not generator.spare()
+    generator._graphed = GraphedDecoder(model, cache_argument(model) or "", 0)
+    params, numbers = SamplingParams(5), torch.rand(len(ids), 5, dtype=torch.float64)
+    with torch.no_grad():
+        generator._graphed.generate(ids, mask, params, numbers)
+    buffers = generator._graphed._buffers
+    assert buffers is not None
+    held = weakref.ref(buffers.rows.stored)
+    del buffers
+    assert generator.spare()
+    assert held() is None
+    assert not generator.spare()
